@@ -1,0 +1,21 @@
+"""The charts and the table of stage 00: what the definition costs when it is written down as it stands."""
+
+from figure import Chart, Lines, Table, line, significant, slope
+from results import Results, group, median
+
+MIB = 1 / 2**20
+
+
+def charts(r: Results) -> list[Chart | Table]:
+    naive = r.select(stage="stage00", what="forward", variant="naive", d=64, causal=0, dtype="f32")
+    time = line("00 naive", naive, "time", scale=1e3)
+    memory = line("00 naive", naive, "extra_bytes", scale=MIB)
+    cost = Chart("cost", "Twice the sequence, four times the time and the memory", [
+        Lines("Time (ms)", [time, slope("∝ N²", time, 2)]),
+        Lines("Extra memory (MiB)", [memory, slope("∝ N²", memory, 2)]),
+    ])
+    table = Table("cost", ["N", "Time (ms)", "Extra memory (MiB)", "GFLOP/s", "% of FMA peak"], [
+        [f"{n:g}", significant(1e3 * median(rows, "time")), significant(MIB * median(rows, "extra_bytes")),
+         significant(1e-9 * median(rows, "flops")), significant(100 * median(rows, "of_roof"), 2)]
+        for n, rows in group(naive, "N").items()])
+    return [cost, table]

@@ -1,0 +1,96 @@
+// Tests of stage 00: the conformance suite on what it promises, and what only this stage has.
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "00_naive/naive.hpp"
+#include "common/harness/cases.hpp"
+#include "common/harness/stage.hpp"
+
+namespace {
+
+using namespace fa;
+using namespace fa::harness;
+
+template <class T>
+Functions<T> functions() {
+  return {on_host_forward<T>([](const Problem& p, const Forward<T>& t) { naive::forward(p, t); }),
+          on_host_backward<T>([](const Problem& p, const Backward<T>& t) { naive::backward(p, t); })};
+}
+
+StageUnderTest stage() {
+  StageUnderTest s;
+  s.name = "naive";
+  s.promises.nan_tile = 0;
+  s.promises.extra_bytes = [](const Problem& p) {
+    // S and P, and the packing buffers of Eigen's matrix product
+    return 2.0 * 4 * double(p.Nq) * double(p.Nk) + 2e6;
+  };
+  s.f32 = functions<float>();
+  s.f64 = functions<double>();
+  return s;
+}
+const bool registered = register_conformance(stage());
+
+Problem square(std::int64_t N, std::int64_t d) {
+  Problem p;
+  p.Nq = p.Nk = N;
+  p.d = d;
+  return p;
+}
+
+// The flaw that stage 01 is about, kept on purpose: exp overflows float at 88.7.
+TEST(Overflow, ScoresOf80AreFineScoresOf100AreNot) {
+  ForwardCase<float> fine({square(8, 4), {Data::Kind::level, 80}}, false);
+  naive::forward(fine.p, fine.call().t);
+  EXPECT_EQ(fine.verdict(), "");
+
+  ForwardCase<float> broken({square(8, 4), {Data::Kind::level, 100}}, false);
+  naive::forward(broken.p, broken.call().t);
+  int finite = 0;
+  broken.O.for_each([&](auto b, auto h, auto i, auto x) {
+    finite += std::isfinite(broken.O.at(b, h, i, x));
+  });
+  EXPECT_EQ(finite, 0) << "exp(100) does not fit a float, so no output can be a number";
+}
+
+TEST(SoftmaxGradient, JacobianAndRowSumAgree) {
+  for (auto [Nq, Nk, d] : {std::tuple{1, 1, 1}, {3, 5, 2}, {17, 30, 8}, {64, 65, 16}}) {
+    Spec spec;
+    spec.p.Nq = Nq;
+    spec.p.Nk = Nk;
+    spec.p.d = d;
+    spec.p.Hq = 4;
+    spec.p.Hkv = 2;
+    BackwardCase<double> jacobian(spec), row_sum(spec);
+    naive::backward(jacobian.p, jacobian.call().t, {naive::SoftmaxGradient::jacobian});
+    naive::backward(row_sum.p, row_sum.call().t, {naive::SoftmaxGradient::row_sum});
+    EXPECT_EQ(jacobian.verdict(), "");
+    EXPECT_EQ(row_sum.verdict(), "");
+  }
+}
+
+TEST(Memory, WhatCannotFitIsRefusedInWords) {
+  const Problem p = square(std::int64_t(1) << 24, 64);  // 2 PiB of scores
+  std::string text;
+  try {
+    naive::forward(p, Forward<float>{});
+  } catch (const std::invalid_argument& e) {
+    text = e.what();
+  }
+  EXPECT_NE(text.find("naive: 2 matrices of Nq x Nk needs"), std::string::npos) << text;
+  EXPECT_NE(text.find("MiB are free"), std::string::npos) << text;
+}
+
+// The problem that every chapter carries by hand: N = 4, d = 2.
+TEST(TinyProblem, MatchesTheChapter) {
+  const float Q[] = {1, 0, 0, 1, 1, 1, 2, -1}, K[] = {1, 0, 0, 1, 1, 1, 1, -1};
+  const float V[] = {1, 0, 0, 1, 2, 2, -1, 1};
+  float O[8];
+  naive::forward(square(4, 2), Forward<float>{contiguous(Q, 1, 4, 2), contiguous(K, 1, 4, 2),
+                                              contiguous(V, 1, 4, 2), contiguous(O, 1, 4, 2)});
+  const float want[] = {0.5726f, 1.0000f, 0.8223f, 1.1853f, 1.0093f, 1.2274f, -0.0115f, 0.8608f};
+  for (int n = 0; n < 8; ++n) EXPECT_NEAR(O[n], want[n], 5e-5) << "element " << n;
+}
+
+}  // namespace

@@ -1,0 +1,113 @@
+// Tests of stage 01: the conformance suite on what it promises, and the reason why it exists.
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "00_naive/naive.hpp"
+#include "01_safe_softmax/safe_softmax.hpp"
+#include "common/harness/cases.hpp"
+#include "common/harness/stage.hpp"
+
+namespace {
+
+using namespace fa;
+using namespace fa::harness;
+
+template <class T>
+Functions<T> functions() {
+  return {on_host_forward<T>(
+              [](const Problem& p, const Forward<T>& t) { safe_softmax::forward(p, t); }),
+          nullptr};
+}
+
+StageUnderTest stage() {
+  StageUnderTest s;
+  s.name = "safe_softmax";
+  s.promises.lse = true;
+  s.promises.causal = true;
+  s.promises.key_lengths = true;
+  s.promises.large_scores = true;
+  s.promises.nan_tile = 0;  // O = P V is one product: 0 * NaN is NaN for every row
+  s.promises.extra_bytes = [](const Problem& p) {
+    // S and P, and the packing buffers of Eigen's matrix product
+    return 2.0 * 4 * double(p.Nq) * double(p.Nk) + 2e6;
+  };
+  s.f32 = functions<float>();
+  s.f64 = functions<double>();
+  return s;
+}
+const bool registered = register_conformance(stage());
+
+Spec square(std::int64_t N, std::int64_t d, Data data) {
+  Spec spec{{}, data};
+  spec.p.Nq = spec.p.Nk = N;
+  spec.p.d = d;
+  return spec;
+}
+
+template <class T>
+int finite_elements(const Buffer<T>& x) {
+  int n = 0;
+  x.for_each([&](auto b, auto h, auto i, auto e) { n += std::isfinite(x.at(b, h, i, e)); });
+  return n;
+}
+
+TEST(WhyThisStage, Stage00ReturnsNaNWhereThisStageIsRight) {
+  for (double level : {100.0, 1000.0, 1e4}) {
+    ForwardCase<float> naive_case(square(16, 8, {Data::Kind::level, level}), false);
+    naive::forward(naive_case.p, naive_case.call().t);
+    EXPECT_EQ(finite_elements(naive_case.O), 0) << "stage 00 at scores of " << level;
+
+    ForwardCase<float> safe_case(square(16, 8, {Data::Kind::level, level}), true);
+    safe_softmax::forward(safe_case.p, safe_case.call().t);
+    EXPECT_EQ(safe_case.verdict(), "") << "stage 01 at scores of " << level;
+  }
+}
+
+TEST(WhyThisStage, ScoresFarBelowZeroUnderflowInStage00) {
+  // exp(-500) is 0 in float, so stage 00 divides 0 by 0.
+  ForwardCase<float> naive_case(square(16, 8, {Data::Kind::level, -500}), false);
+  naive::forward(naive_case.p, naive_case.call().t);
+  EXPECT_EQ(finite_elements(naive_case.O), 0);
+
+  ForwardCase<float> safe_case(square(16, 8, {Data::Kind::level, -500}), true);
+  safe_softmax::forward(safe_case.p, safe_case.call().t);
+  EXPECT_EQ(safe_case.verdict(), "");
+}
+
+TEST(PreviousStage, AgreesWhereStage00IsRight) {
+  for (std::int64_t N : {1, 17, 130}) {
+    ForwardCase<double> x(square(N, 16, {}), false), y(square(N, 16, {}), false);
+    naive::forward(x.p, x.call().t);
+    safe_softmax::forward(y.p, y.call().t);
+    Comparison c("O of stages 00 and 01");
+    x.O.for_each([&](auto b, auto h, auto i, auto e) {
+      c.add(b, h, i, e, y.O.at(b, h, i, e), x.O.at(b, h, i, e), 1e-12);
+    });
+    EXPECT_EQ(c.report(), "");
+  }
+}
+
+// The problem that every chapter carries by hand: N = 4, d = 2.
+TEST(TinyProblem, MatchesTheChapter) {
+  const float Q[] = {1, 0, 0, 1, 1, 1, 2, -1}, K[] = {1, 0, 0, 1, 1, 1, 1, -1};
+  const float V[] = {1, 0, 0, 1, 2, 2, -1, 1};
+  float O[8], LSE[4];
+  Problem p;
+  p.Nq = p.Nk = 4;
+  p.d = 2;
+  const Forward<float> t{contiguous(Q, 1, 4, 2), contiguous(K, 1, 4, 2), contiguous(V, 1, 4, 2),
+                         contiguous(O, 1, 4, 2), LSE};
+  safe_softmax::forward(p, t);
+  const float want[] = {0.5726f, 1.0000f, 0.8223f, 1.1853f, 1.0093f, 1.2274f, -0.0115f, 0.8608f};
+  for (int n = 0; n < 8; ++n) EXPECT_NEAR(O[n], want[n], 5e-5) << "element " << n;
+  const float lse[] = {1.9579f, 1.7137f, 2.2159f, 2.7065f};
+  for (int i = 0; i < 4; ++i) EXPECT_NEAR(LSE[i], lse[i], 5e-5) << "row " << i;
+
+  p.causal = Causal::top_left;
+  safe_softmax::forward(p, t);
+  EXPECT_EQ(O[0], V[0]);  // the first row sees one key, so its output is that value
+  EXPECT_EQ(O[1], V[1]);
+}
+
+}  // namespace

@@ -1,0 +1,62 @@
+// Softmax that cannot overflow: subtract the largest score of the row before exponentiating. Three
+// passes over each row of S: find the maximum m, sum the exponentials, divide.
+#include "01_safe_softmax/safe_softmax.hpp"
+
+#include <cmath>
+#include <limits>
+
+namespace fa::safe_softmax {
+
+template <class T>
+void attention(const MatrixMap<const T>& Q, const MatrixMap<const T>& K, const MatrixMap<const T>& V,
+               T scale, const Mask& mask, MatrixMap<T> O, T* LSE) {
+  constexpr T infinity = std::numeric_limits<T>::infinity();
+  const Eigen::Index Nk = mask.length;  // keys past the length are not even read
+  Matrix<T> S(Q.rows(), Nk), P(Q.rows(), Nk);
+
+  // (1) S = scale Q K^T                                                                [Nq, Nk]
+  S.noalias() = scale * Q * K.topRows(Nk).transpose();
+
+  // [quote softmax]
+  for (Eigen::Index i = 0; i < S.rows(); ++i) {
+    const Eigen::Index n = mask.visible_keys(i);  // this row sees keys [0, n)
+    T m = -infinity, l = 0;
+
+    // (2) m_i = max_j S_ij over the visible keys; a row that sees nothing keeps -infinity
+    // [step 01.1: first pass, the largest visible score, if any key is visible (1 line)]
+    if (n > 0) m = S.row(i).head(n).maxCoeff();
+    // [end]
+
+    // -infinity - (-infinity) is NaN: where there is no weight to give, any finite m will do
+    const T shift = m == -infinity ? T(0) : m;
+
+    // (3) P_ij = exp(S_ij - m_i), between 0 and 1;  l_i = sum_j P_ij, at least 1
+    // [step 01.2: second pass, exponentials of the difference and their sum (2 lines)]
+    P.row(i).head(n) = (S.row(i).head(n).array() - shift).exp();
+    l = P.row(i).head(n).sum();
+    // [end]
+
+    // (4) divide by l_i; keys that the mask hides get weight 0, and so does a row without weight
+    // [step 01.3: third pass, normalise what is visible and clear what is not (2 lines)]
+    P.row(i).head(n) *= l == 0 ? T(0) : 1 / l;
+    P.row(i).tail(Nk - n).setZero();
+    // [end]
+
+    // (5) L_i = log sum_j exp(S_ij) = m_i + log l_i: the whole normaliser in one number
+    // [step 01.4: the log-sum-exp, if it is wanted (1 line)]
+    if (LSE) LSE[i] = shift + std::log(l);
+    // [end]
+  }
+  // [end quote]
+
+  // (6) O = P V                                                                         [Nq, d]
+  O.noalias() = P * V.topRows(Nk);
+}
+
+template void attention(const MatrixMap<const float>&, const MatrixMap<const float>&,
+                        const MatrixMap<const float>&, float, const Mask&, MatrixMap<float>, float*);
+template void attention(const MatrixMap<const double>&, const MatrixMap<const double>&,
+                        const MatrixMap<const double>&, double, const Mask&, MatrixMap<double>,
+                        double*);
+
+}  // namespace fa::safe_softmax

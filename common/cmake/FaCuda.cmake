@@ -1,0 +1,17 @@
+# Sets FA_HAVE_CUDA and, when it is false, FA_NO_CUDA_REASON in words.
+set(FA_HAVE_CUDA FALSE)
+set(FA_NO_CUDA_REASON "")
+if(FA_CUDA STREQUAL "OFF")
+  set(FA_NO_CUDA_REASON "FA_CUDA=OFF")
+else()
+  include(CheckLanguage)
+  check_language(CUDA)
+  if(CMAKE_CUDA_COMPILER)
+    set(FA_HAVE_CUDA TRUE)
+  elseif(FA_CUDA STREQUAL "ON")
+    message(FATAL_ERROR "FA_CUDA=ON, but no CUDA compiler was found. Put nvcc on PATH, or set "
+                        "CMAKE_CUDA_COMPILER, or use FA_CUDA=AUTO to leave the GPU stages out")
+  else()
+    set(FA_NO_CUDA_REASON "nvcc was not found")
+  endif()
+endif()

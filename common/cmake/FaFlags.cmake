@@ -1,0 +1,36 @@
+# Flags are global, so that every file of a program agrees on vector widths and alignment.
+set(CMAKE_CXX_STANDARD 20)
+set(CMAKE_CXX_STANDARD_REQUIRED ON)
+set(CMAKE_CXX_EXTENSIONS OFF)
+if(NOT CMAKE_BUILD_TYPE AND NOT CMAKE_CONFIGURATION_TYPES)
+  set(CMAKE_BUILD_TYPE Release CACHE STRING "" FORCE)
+endif()
+set(CMAKE_CXX_FLAGS_RELEASE "-O3 -DNDEBUG")
+
+# No -ffast-math, ever: it deletes the handling of NaN and infinity that half the course is about.
+set(FA_FLAGS -fno-math-errno)
+if(FA_ARCH STREQUAL "native")
+  include(CheckCXXCompilerFlag)
+  check_cxx_compiler_flag(-march=native FA_HAVE_MARCH_NATIVE)
+  if(FA_HAVE_MARCH_NATIVE)
+    list(APPEND FA_FLAGS -march=native)
+  else()
+    list(APPEND FA_FLAGS -mcpu=native)
+  endif()
+elseif(NOT FA_ARCH STREQUAL "portable")
+  list(APPEND FA_FLAGS -march=${FA_ARCH})
+endif()
+if(FA_SANITIZE)
+  list(APPEND FA_FLAGS -fsanitize=${FA_SANITIZE} -fno-sanitize-recover=all -fno-omit-frame-pointer)
+  if(FA_SANITIZE MATCHES "undefined")
+    list(APPEND FA_FLAGS -fsanitize=float-cast-overflow)
+  endif()
+  add_link_options(-fsanitize=${FA_SANITIZE})
+endif()
+add_compile_options("$<$<COMPILE_LANGUAGE:CXX>:${FA_FLAGS}>")
+
+# Warnings for our own targets only.
+add_library(fa_warnings INTERFACE)
+target_compile_options(fa_warnings INTERFACE
+  # GCC 12 takes the undefined registers of its own AVX-512 header for a mistake of ours.
+  $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -Wshadow $<$<CXX_COMPILER_ID:GNU>:-Wno-maybe-uninitialized> $<$<BOOL:${FA_WERROR}>:-Werror>>)

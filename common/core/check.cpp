@@ -1,0 +1,202 @@
+#include "common/core/check.hpp"
+
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
+#include <fstream>
+#include <iomanip>
+#include <limits>
+#include <vector>
+
+namespace fa {
+namespace {
+
+using Int = std::int64_t;
+
+bool product_fits(std::initializer_list<Int> factors) {
+  Int product = 1;
+  for (Int f : factors)
+    if (__builtin_mul_overflow(product, f, &product)) return false;
+  return true;
+}
+
+}  // namespace
+
+void check_problem(const char* who, const Problem& p, Int max_d) {
+  struct {
+    const char* name;
+    Int value;
+  } const sizes[] = {{"B", p.B}, {"Hq", p.Hq}, {"Hkv", p.Hkv}, {"Nq", p.Nq}, {"Nk", p.Nk}};
+  for (const auto& s : sizes)
+    require(s.value >= 0, who, ": ", s.name, " must not be negative, got ", s.value);
+  require(p.d >= 1 && p.d <= max_d, who, ": d must lie in [1, ", max_d, "], got ", p.d);
+  require(p.Hkv > 0 ? p.Hq % p.Hkv == 0 : p.Hq == 0, who,
+          ": Hq must be a multiple of Hkv, got Hq = ", p.Hq, ", Hkv = ", p.Hkv);
+  require(product_fits({p.B, p.Hq, p.Nq, p.d, 16}) && product_fits({p.B, p.Hkv, p.Nk, p.d, 16}) &&
+              product_fits({p.B, p.Hq, p.Nq, std::max<Int>(p.Nk, 1)}),
+          who, ": B * H * N * d does not fit 64 bits");
+  require(std::isfinite(p.softmax_scale()), who, ": scale must be finite, got ",
+          p.softmax_scale());
+}
+
+void check_key_lengths(const char* who, const Problem& p) {
+  for (Int b = 0; p.key_lengths && b < p.B; ++b)
+    require(p.key_lengths[b] >= 0 && p.key_lengths[b] <= p.Nk, who, ": key_lengths[", b,
+            "] must lie in [0, Nk = ", p.Nk, "], got ", p.key_lengths[b]);
+}
+
+namespace detail {
+namespace {
+
+bool empty(const Region& r) { return r.B == 0 || r.H == 0 || r.N == 0; }
+
+struct Dim {
+  Int stride, size;
+};
+
+// The rows' dimensions that repeat anything, smallest stride first.
+std::vector<Dim> dims(const Region& r) {
+  std::vector<Dim> dims;
+  for (Dim dim : {Dim{r.row, r.N}, Dim{r.head, r.H}, Dim{r.batch, r.B}})
+    if (dim.size > 1) dims.push_back({std::abs(dim.stride), dim.size});
+  std::sort(dims.begin(), dims.end(), [](Dim a, Dim b) { return a.stride < b.stride; });
+  return dims;
+}
+
+// Addresses of the first byte of every row, ascending.
+std::vector<const char*> row_starts(const Region& r) {
+  std::vector<const char*> starts;
+  starts.reserve(static_cast<std::size_t>(r.B * r.H * r.N));
+  const char* base = static_cast<const char*>(r.data);
+  for (Int b = 0; b < r.B; ++b)
+    for (Int h = 0; h < r.H; ++h)
+      for (Int i = 0; i < r.N; ++i)
+        starts.push_back(base + (b * r.batch + h * r.head + i * r.row) * r.element);
+  std::sort(starts.begin(), starts.end());
+  return starts;
+}
+
+bool overlaps_itself(const Region& r) {
+  // Usual layouts nest: each stride steps over all that lies inside it. Others are counted out.
+  Int extent = r.d;
+  bool nested = true;
+  for (Dim dim : dims(r)) {
+    nested = nested && dim.stride >= extent;
+    extent += dim.stride * (dim.size - 1);
+  }
+  if (nested) return false;
+  const auto starts = row_starts(r);
+  for (std::size_t i = 1; i < starts.size(); ++i)
+    if (starts[i] - starts[i - 1] < r.d * r.element) return true;
+  return false;
+}
+
+bool overlap(const Region& x, const Region& y) {
+  if (empty(x) || empty(y) || !x.data || !y.data) return false;
+  const auto range = [](const Region& r) {
+    const char* lo = static_cast<const char*>(r.data);
+    const char* hi = lo + r.d * r.element;
+    for (Dim dim : {Dim{r.row, r.N}, Dim{r.head, r.H}, Dim{r.batch, r.B}}) {
+      const Int reach = dim.stride * (dim.size - 1) * r.element;
+      (reach < 0 ? lo : hi) += reach;
+    }
+    return std::pair(lo, hi);
+  };
+  const auto [x_lo, x_hi] = range(x);
+  const auto [y_lo, y_hi] = range(y);
+  if (x_hi <= y_lo || y_hi <= x_lo) return false;
+  // The ranges cross, as those of Q and K in one packed tensor do: compare row by row.
+  const auto xs = row_starts(x), ys = row_starts(y);
+  for (std::size_t i = 0, j = 0; i < xs.size() && j < ys.size();) {
+    if (xs[i] + x.d * x.element <= ys[j])
+      ++i;
+    else if (ys[j] + y.d * y.element <= xs[i])
+      ++j;
+    else
+      return true;
+  }
+  return false;
+}
+
+}  // namespace
+
+void check_regions(const char* who, const Region* inputs, int n_inputs, const Region* outputs,
+                   int n_outputs) {
+  const auto present = [&](const Region& r) {
+    require(r.data || r.optional || empty(r), who, ": ", r.name, " is a null pointer");
+    require(reinterpret_cast<std::uintptr_t>(r.data) % static_cast<std::size_t>(r.element) == 0,
+            who, ": ", r.name, " must be aligned to its element, ", r.element, " bytes");
+  };
+  std::for_each(inputs, inputs + n_inputs, present);
+  std::for_each(outputs, outputs + n_outputs, present);
+  for (int o = 0; o < n_outputs; ++o) {
+    if (empty(outputs[o]) || !outputs[o].data) continue;
+    require(!overlaps_itself(outputs[o]), who, ": two rows of ", outputs[o].name,
+            " share memory (strides batch ", outputs[o].batch, ", head ", outputs[o].head,
+            ", row ", outputs[o].row, "); an output needs a place for every row");
+    for (int i = 0; i < n_inputs; ++i)
+      require(!overlap(outputs[o], inputs[i]), who, ": ", outputs[o].name, " overlaps ",
+              inputs[i].name, "; outputs must not share memory with inputs");
+    for (int i = 0; i < o; ++i)
+      require(!overlap(outputs[o], outputs[i]), who, ": ", outputs[o].name, " overlaps ",
+              outputs[i].name, "; every output needs memory of its own");
+  }
+}
+
+}  // namespace detail
+
+namespace {
+
+constexpr Int unlimited = std::numeric_limits<Int>::max();
+
+// First number after `key` in a file of "key number" lines; with an empty key the file's first.
+Int read_number(const std::string& path, const std::string& key) {
+  std::ifstream file(path);
+  std::string word;
+  if (!key.empty())
+    while (file >> word && word != key) {
+    }
+  Int value = 0;
+  return file >> value ? value : unlimited;
+}
+
+Int cgroup_room() {
+  std::ifstream file("/proc/self/cgroup");
+  for (std::string line; std::getline(file, line);) {
+    if (line.rfind("0::", 0) != 0) continue;
+    for (const std::string& group : {"/sys/fs/cgroup" + line.substr(3), std::string("/sys/fs/cgroup")}) {
+      const Int limit = read_number(group + "/memory.max", "");
+      const Int used = read_number(group + "/memory.stat", "anon");
+      if (limit != unlimited && used != unlimited) return std::max<Int>(limit - used, 0);
+    }
+  }
+  return unlimited;
+}
+
+Int ulimit_room() {
+  rlimit limit{};
+  if (getrlimit(RLIMIT_AS, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return unlimited;
+  const Int pages = read_number("/proc/self/statm", "");
+  if (pages == unlimited) return unlimited;
+  return std::max<Int>(static_cast<Int>(limit.rlim_cur) - pages * sysconf(_SC_PAGESIZE), 0);
+}
+
+}  // namespace
+
+Int available_memory() {
+  const Int kib = read_number("/proc/meminfo", "MemAvailable:");
+  return std::min({kib == unlimited ? unlimited : kib * 1024, cgroup_room(), ulimit_room()});
+}
+
+void check_memory(const char* who, const std::string& what, double bytes) {
+  const double available = static_cast<double>(available_memory());
+  const double mib = 1024.0 * 1024.0;
+  require(bytes <= available, std::fixed, std::setprecision(1), who, ": ", what, " needs ",
+          bytes / mib, " MiB, but only ", available / mib,
+          " MiB are free; use a shorter sequence or a stage that stores no scores (02 and later)");
+}
+
+}  // namespace fa

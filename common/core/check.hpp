@@ -1,0 +1,92 @@
+// Arguments are checked before anything is touched; a bad one is a std::invalid_argument that names
+// the function, the argument, the limit and the value.
+#pragma once
+#include <cstdint>
+#include <sstream>
+#include <stdexcept>
+#include <string>
+
+#include "common/core/tensor.hpp"
+
+namespace fa {
+
+template <class... Parts>
+void require(bool ok, const Parts&... parts) {
+  if (ok) return;
+  std::ostringstream text;
+  (text << ... << parts);
+  throw std::invalid_argument(text.str());
+}
+
+// Sizes, heads, scale, and 1 <= d <= max_d. Does not read key_lengths: they may live on a GPU.
+void check_problem(const char* who, const Problem& p, std::int64_t max_d);
+
+// Every key length lies in [0, Nk]. For lengths in host memory.
+void check_key_lengths(const char* who, const Problem& p);
+
+// Every tensor is there; no output overlaps an input, another output or itself. LSE may be null, and
+// in the backward O too: a method that needs them asks for them.
+template <class T>
+void check_tensors(const char* who, const Problem& p, const Forward<T>& t);
+template <class T>
+void check_tensors(const char* who, const Problem& p, const Backward<T>& t);
+
+// Bytes that this process can still allocate: the least of what the system has free, the cgroup's
+// limit and `ulimit -v`. The largest number if the system does not say.
+std::int64_t available_memory();
+
+// For methods that need a lot: throws before the first byte is allocated.
+void check_memory(const char* who, const std::string& what, double bytes);
+
+namespace detail {
+
+// Memory touched by one tensor, or by one statistic (d = 1).
+struct Region {
+  const char* name;
+  const void* data;  // null is an error unless the tensor is empty or optional
+  std::int64_t element, B, H, N, d, batch, head, row;  // strides in elements
+  bool optional = false;
+};
+void check_regions(const char* who, const Region* inputs, int n_inputs, const Region* outputs,
+                   int n_outputs);
+
+template <class T>
+Region region(const char* name, const View<T>& v, std::int64_t B, std::int64_t H, std::int64_t N,
+              std::int64_t d) {
+  return {name, v.data, sizeof(T), B, H, N, d, v.batch, v.head, v.row};
+}
+template <class T>
+Region region(const char* name, T* data, const Problem& p) {
+  return {name, data, sizeof(T), p.B, p.Hq, p.Nq, 1, p.Hq * p.Nq, p.Nq, 1, true};
+}
+
+}  // namespace detail
+
+template <class T>
+void check_tensors(const char* who, const Problem& p, const Forward<T>& t) {
+  using detail::region;
+  const detail::Region inputs[] = {region("Q", t.Q, p.B, p.Hq, p.Nq, p.d),
+                                   region("K", t.K, p.B, p.Hkv, p.Nk, p.d),
+                                   region("V", t.V, p.B, p.Hkv, p.Nk, p.d)};
+  const detail::Region outputs[] = {region("O", t.O, p.B, p.Hq, p.Nq, p.d),
+                                    region("LSE", t.LSE, p)};
+  detail::check_regions(who, inputs, 3, outputs, 2);
+}
+
+template <class T>
+void check_tensors(const char* who, const Problem& p, const Backward<T>& t) {
+  using detail::region;
+  detail::Region O = region("O", t.O, p.B, p.Hq, p.Nq, p.d);
+  O.optional = true;
+  const detail::Region inputs[] = {region("Q", t.Q, p.B, p.Hq, p.Nq, p.d),
+                                   region("K", t.K, p.B, p.Hkv, p.Nk, p.d),
+                                   region("V", t.V, p.B, p.Hkv, p.Nk, p.d),
+                                   region("dO", t.dO, p.B, p.Hq, p.Nq, p.d),
+                                   O, region("LSE", t.LSE, p)};
+  const detail::Region outputs[] = {region("dQ", t.dQ, p.B, p.Hq, p.Nq, p.d),
+                                    region("dK", t.dK, p.B, p.Hkv, p.Nk, p.d),
+                                    region("dV", t.dV, p.B, p.Hkv, p.Nk, p.d)};
+  detail::check_regions(who, inputs, 6, outputs, 3);
+}
+
+}  // namespace fa

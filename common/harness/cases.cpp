@@ -1,0 +1,170 @@
+#include "common/harness/cases.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <sstream>
+
+namespace fa::harness {
+
+std::string Spec::name() const {
+  std::ostringstream s;
+  s << "B" << p.B << " Hq" << p.Hq << " Hkv" << p.Hkv << " Nq" << p.Nq << " Nk" << p.Nk << " d"
+    << p.d;
+  if (p.causal != Causal::none)
+    s << (p.causal == Causal::top_left ? " top_left" : " bottom_right");
+  if (p.scale) s << " scale" << *p.scale;
+  if (!lengths.empty()) {
+    s << " lengths";
+    for (std::size_t b = 0; b < lengths.size(); ++b) s << (b ? "," : "") << lengths[b];
+  }
+  if (layout.order == Layout::Order::BNHD) s << " BNHD";
+  if (layout.gap) s << " gap" << layout.gap;
+  if (layout.offset) s << " offset" << layout.offset;
+  if (layout.reversed) s << " reversed";
+  if (layout.broadcast_heads) s << " broadcast";
+  s << " " << data.name() << " seed" << seed;
+  return s.str();
+}
+
+namespace {
+
+template <class T>
+void fill(Buffer<T>& x, char tensor, const Spec& spec) {
+  x.fill([&](auto b, auto h, auto i, auto e) {
+    return element(spec.data, tensor, spec.p, spec.seed, b, h, i, e);
+  });
+}
+
+// Broadcast inputs have one head in memory; outputs need a place for every row.
+Layout output(Layout layout) {
+  layout.broadcast_heads = false;
+  return layout;
+}
+
+template <class T>
+std::string untouched(const char* name, const Buffer<T>& x, bool is_input) {
+  const std::string change = is_input ? x.changed() : x.written_outside();
+  return change.empty() ? "" : std::string(name) + ": " + change + "\n";
+}
+
+template <class T>
+std::string compare_gradient(const char* name, const Buffer<T>& got, const Array& want,
+                             const BackwardOracle& o) {
+  double largest = 0;
+  for (double w : want.data) largest = std::max(largest, std::fabs(w));
+  Comparison c(name);
+  got.for_each([&](auto b, auto h, auto i, auto x) {
+    c.add(b, h, i, x, static_cast<double>(got.at(b, h, i, x)), want.at(b, h, i, x),
+          gradient_tolerance<T>(o.A, largest, o.noise));
+  });
+  return c.ok() ? "" : c.report() + "\n";
+}
+
+}  // namespace
+
+template <class T>
+ForwardCase<T>::ForwardCase(const Spec& s, bool want_lse)
+    : spec(s),
+      p(s.p),
+      Q(p.B, p.Hq, p.Nq, p.d, output(s.layout)),
+      K(p.B, p.Hkv, p.Nk, p.d, s.layout),
+      V(p.B, p.Hkv, p.Nk, p.d, s.layout),
+      O(p.B, p.Hq, p.Nq, p.d, output(s.layout)),
+      LSE(p.B, p.Hq, p.Nq, 1),
+      want_lse_(want_lse) {
+  p.key_lengths = spec.lengths.empty() ? nullptr : spec.lengths.data();
+  fill(Q, 'Q', spec);
+  fill(K, 'K', spec);
+  fill(V, 'V', spec);
+}
+
+template <class T>
+ForwardCall<T> ForwardCase<T>::call() {
+  O.poison();
+  LSE.poison();
+  return {p,
+          {Q.view(), K.view(), V.view(), O.view(), want_lse_ ? LSE.view().data : nullptr},
+          {Q.storage(), K.storage(), V.storage(), O.storage(), LSE.storage()}};
+}
+
+template <class T>
+std::string ForwardCase<T>::verdict() {
+  const ForwardOracle want = oracle_forward(p, to_array(Q), to_array(K), to_array(V));
+  Comparison o("O"), lse("LSE");
+  O.for_each([&](auto b, auto h, auto i, auto x) {
+    o.add(b, h, i, x, static_cast<double>(O.at(b, h, i, x)), want.O.at(b, h, i, x),
+          forward_tolerance<T>(want.A.at(b, h, i), want.PV.at(b, h, i, x)));
+  });
+  if (want_lse_)
+    LSE.for_each([&](auto b, auto h, auto i, auto) {
+      const double w = want.LSE.at(b, h, i);
+      lse.add(b, h, i, 0, static_cast<double>(LSE.at(b, h, i)), w, lse_tolerance<T>(w));
+    });
+  std::string text;
+  for (const Comparison* c : {&o, &lse})
+    if (!c->ok()) text += c->report() + "\n";
+  return text + check_memory_untouched();
+}
+
+template <class T>
+std::string ForwardCase<T>::check_memory_untouched() const {
+  return untouched("Q", Q, true) + untouched("K", K, true) + untouched("V", V, true) +
+         untouched("O", O, false) + untouched("LSE", LSE, false);
+}
+
+template <class T>
+BackwardCase<T>::BackwardCase(const Spec& s)
+    : spec(s),
+      p(s.p),
+      Q(p.B, p.Hq, p.Nq, p.d, output(s.layout)),
+      K(p.B, p.Hkv, p.Nk, p.d, s.layout),
+      V(p.B, p.Hkv, p.Nk, p.d, s.layout),
+      O(p.B, p.Hq, p.Nq, p.d, output(s.layout)),
+      dO(p.B, p.Hq, p.Nq, p.d, output(s.layout)),
+      dQ(p.B, p.Hq, p.Nq, p.d, output(s.layout)),
+      dK(p.B, p.Hkv, p.Nk, p.d, output(s.layout)),
+      dV(p.B, p.Hkv, p.Nk, p.d, output(s.layout)),
+      LSE(p.B, p.Hq, p.Nq, 1) {
+  p.key_lengths = spec.lengths.empty() ? nullptr : spec.lengths.data();
+  fill(Q, 'Q', spec);
+  fill(K, 'K', spec);
+  fill(V, 'V', spec);
+  fill(dO, 'd', spec);
+  const ForwardOracle f = oracle_forward(p, to_array(Q), to_array(K), to_array(V));
+  O.fill([&](auto b, auto h, auto i, auto x) { return f.O.at(b, h, i, x); });
+  LSE.fill([&](auto b, auto h, auto i, auto) { return f.LSE.at(b, h, i); });
+}
+
+template <class T>
+BackwardCall<T> BackwardCase<T>::call() {
+  dQ.poison();
+  dK.poison();
+  dV.poison();
+  return {p,
+          {Q.view(), K.view(), V.view(), O.view(), dO.view(), LSE.view().data, dQ.view(),
+           dK.view(), dV.view()},
+          {Q.storage(), K.storage(), V.storage(), O.storage(), dO.storage(), LSE.storage(),
+           dQ.storage(), dK.storage(), dV.storage()}};
+}
+
+template <class T>
+std::string BackwardCase<T>::verdict() {
+  const BackwardOracle want =
+      oracle_backward(p, to_array(Q), to_array(K), to_array(V), to_array(dO));
+  return compare_gradient("dQ", dQ, want.dQ, want) + compare_gradient("dK", dK, want.dK, want) +
+         compare_gradient("dV", dV, want.dV, want) + check_memory_untouched();
+}
+
+template <class T>
+std::string BackwardCase<T>::check_memory_untouched() const {
+  return untouched("Q", Q, true) + untouched("K", K, true) + untouched("V", V, true) +
+         untouched("O", O, true) + untouched("dO", dO, true) + untouched("LSE", LSE, true) +
+         untouched("dQ", dQ, false) + untouched("dK", dK, false) + untouched("dV", dV, false);
+}
+
+template struct ForwardCase<float>;
+template struct ForwardCase<double>;
+template struct BackwardCase<float>;
+template struct BackwardCase<double>;
+
+}  // namespace fa::harness

@@ -1,0 +1,432 @@
+"""What a chart says (plain data) and how it is drawn (matplotlib, to SVG).
+
+Matplotlib is imported only when something is drawn, so that tables and summaries work without it.
+"""
+
+from __future__ import annotations
+
+import io
+import logging
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Literal
+
+from results import BadResults, Row, Spread, group, ratio, spread
+
+Role = Literal["this", "previous", "peer", "bound"]
+Scale = Literal["log2", "log10", "linear"]
+
+
+# ---------------------------------------------------------------- what a chart says
+
+@dataclass(frozen=True)
+class Point:
+    x: float
+    y: Spread
+    finite: bool = True  # False: the benchmark counted NaN or infinity here
+
+
+@dataclass(frozen=True)
+class Line:
+    label: str
+    points: Sequence[Point]
+    role: Role = "this"
+    dtype: str = ""
+
+
+@dataclass(frozen=True)
+class Bound:
+    """A horizontal dashed line."""
+
+    label: str
+    y: float
+
+
+@dataclass(frozen=True)
+class Lines:
+    """A panel of lines; panels of one chart stand side by side."""
+
+    y_label: str
+    lines: Sequence[Line]
+    x_label: str = "N, sequence length"
+    bounds: Sequence[Bound] = ()
+    x_scale: Scale = "log2"
+    y_scale: Scale = "log10"
+
+
+@dataclass(frozen=True)
+class Bar:
+    label: str
+    value: Spread
+    note: str
+
+
+@dataclass(frozen=True)
+class Bars:
+    """A panel of horizontal bars in percent of a roof; panels of one chart stand one above the other."""
+
+    title: str
+    bars: Sequence[Bar]
+    x_label: str
+
+
+@dataclass(frozen=True)
+class Chart:
+    name: str
+    title: str
+    panels: Sequence[Lines | Bars]  # all of one kind
+    subtitle: str = ""  # empty: machine, precision and FLOP formula
+
+
+@dataclass(frozen=True)
+class Table:
+    name: str
+    header: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+    def markdown(self) -> str:
+        rule = ["---"] + ["---:"] * (len(self.header) - 1)
+        return "\n".join("| " + " | ".join(cells) + " |" for cells in (self.header, rule, *self.rows))
+
+
+def line(label: str, rows: Sequence[Row], field: str, x: str = "N", scale: float = 1.0, role: Role = "this") -> Line:
+    """The median of a field (times scale) against the key x, with its min-to-max band."""
+    if not rows:
+        raise BadResults(f"no rows for the line '{label}'; measure its benchmark too, or check what is selected")
+    points = []
+    for value, repetitions in group(rows, x).items():
+        finite = all(row.counters.get("nonfinite", 0) == 0 for row in repetitions)
+        y = spread(repetitions, field).scaled(scale) if finite else Spread(math.nan, math.nan, math.nan)
+        points.append(Point(value, y, finite))
+    return Line(label, points, role, _dtype(rows))
+
+
+def ratio_line(label: str, a: Sequence[Row], b: Sequence[Row], field: str, x: str = "N", role: Role = "this") -> Line:
+    """a/b where both were measured, paired by repetition."""
+    above, below = group(a, x), group(b, x)
+    points = [Point(value, ratio(above[value], below[value], field)) for value in above if value in below]
+    if not points:
+        raise BadResults(f"no pair of rows for the line '{label}'; measure both benchmarks in one run")
+    return Line(label, points, role, _dtype(a))
+
+
+def slope(label: str, start: Line, power: float) -> Line:
+    """A dashed reference that grows as x^power from the first finite point of a line."""
+    finite = [point for point in start.points if point.finite]
+    if not finite:
+        raise BadResults(f"no finite point to start the reference '{label}' from")
+    at = finite[0]
+    values = [(point.x, at.y.mid * (point.x / at.x) ** power) for point in start.points]
+    return Line(label, [Point(x, Spread(y, y, y)) for x, y in values], "bound")
+
+
+def significant(value: float, digits: int = 3) -> str:
+    """A number for a reader: 0.0123, 1.23, 123, 12300."""
+    if value == 0 or not 1e-4 <= abs(value) < 1e7:
+        return f"{value:.{digits - 1}e}" if value else "0"
+    value = float(f"{value:.{digits}g}")
+    return f"{value:.{max(0, digits - 1 - math.floor(math.log10(abs(value))))}f}"
+
+
+def _dtype(rows: Sequence[Row]) -> str:
+    return ", ".join(sorted({row.dtype for row in rows}))
+
+
+def subtitle(chart: Chart, context: dict[str, str]) -> str:
+    if chart.subtitle:
+        return chart.subtitle
+    cores = context["cores"] + (" cores" if context["cores"].isdigit() else "")
+    dtypes = sorted({line.dtype for panel in chart.panels for line in getattr(panel, "lines", ()) if line.dtype})
+    return f"{context['device']} ({context['isa']}, {cores}) · {', '.join(dtypes)} · FLOPs: {context['flop_formula']}"
+
+
+def summary(item: Chart | Table, context: dict[str, str]) -> str:
+    """A figure in words and numbers; tests compare this, not pixels."""
+    if isinstance(item, Table):
+        return "\n".join([f"table {item.name}", *("  " + " | ".join(cells) for cells in (item.header, *item.rows))])
+
+    def numbers(value: Spread) -> str:
+        return f"{value.mid:.4g} [{value.low:.4g}, {value.high:.4g}]"
+
+    text = [f"chart {item.name}: {item.title}", f"  {subtitle(item, context)}"]
+    for panel in item.panels:
+        if isinstance(panel, Bars):
+            text.append(f"  bars: {panel.title}; {panel.x_label}")
+            text += [f"    {bar.label}: {numbers(bar.value)} ({bar.note})" for bar in panel.bars]
+            continue
+        text.append(f"  panel: {panel.y_label} ({panel.y_scale}) against {panel.x_label} ({panel.x_scale})")
+        for each in panel.lines:
+            points = [f"{p.x:g}: {numbers(p.y) if p.finite else 'not finite'}" for p in each.points]
+            text.append(f"    {each.role} line '{each.label}': " + "; ".join(points))
+        text += [f"    bound '{bound.label}': {bound.y:.4g}" for bound in panel.bounds]
+    return "\n".join(text)
+
+
+# ---------------------------------------------------------------- how it is drawn; all lengths in points (1/72 inch)
+
+WIDTH, MARGIN, PLOT_HEIGHT, BAR_HEIGHT = 600.0, 16.0, 215.0, 24.0
+LINE_HEIGHT = 1.35  # of the font size
+INK, FAINT, GRID, CARD = "#222222", "#5a5a5a", "#e3e3de", "#fcfcfa"
+# Okabe and Ito: told apart with any kind of colour vision.
+COLOURS: dict[Role, list[str]] = {"this": ["#0072B2", "#D55E00", "#009E73"], "previous": ["#8a8a8a"],
+                                  "peer": ["#009E73", "#CC79A7", "#E69F00"], "bound": ["#222222"]}
+# Text becomes outlines: it then looks the same in every browser. The salt makes the ids the same in every run.
+STYLE = {"font.family": "DejaVu Sans", "font.size": 9.5, "svg.fonttype": "path", "svg.hashsalt": "flash-attention",
+         "text.color": INK, "lines.solid_capstyle": "round"}
+SCALES = {"log2": math.log2, "log10": math.log10, "linear": float}
+SUPERSCRIPT = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
+
+
+def push_apart(wanted: Sequence[float], sizes: Sequence[float], low: float, high: float) -> list[float]:
+    """Centres as near as possible to the wanted ones, in the same order, without overlap, within [low, high].
+
+    Subtract from each centre the room that those below it need; then "no overlap" reads "not decreasing",
+    and the nearest such sequence (least squares) is the mean over blocks: isotonic regression.
+    """
+    order = sorted(range(len(wanted)), key=lambda i: wanted[i])
+    room, total = [], 0.0
+    for i in order:
+        room.append(total + sizes[i] / 2)
+        total += sizes[i]
+    blocks: list[tuple[float, int]] = []  # mean, count
+    for i, below in zip(order, room):
+        mean, count = wanted[i] - below, 1
+        while blocks and blocks[-1][0] > mean:
+            other, others = blocks.pop()
+            mean, count = (mean * count + other * others) / (count + others), count + others
+        blocks.append((mean, count))
+    shifts = [mean for mean, count in blocks for _ in range(count)]
+    centres = [0.0] * len(wanted)
+    for i, shift, below in zip(order, shifts, room):
+        centres[i] = max(low, min(shift, high - total)) + below
+    return centres
+
+
+def tick_texts(values: Sequence[float]) -> list[str]:
+    """Plain numbers, or powers of ten all along an axis where some would be too long."""
+    if all(value == 0 or 1e-3 <= abs(value) < 1e5 for value in values):
+        return [f"{value:g}" for value in values]
+    parts = [f"{value:.1e}".split("e") for value in values]
+    powers = ["10" + str(int(exponent)).translate(SUPERSCRIPT) for _, exponent in parts]
+    return ["0" if float(mantissa) == 0 else power if float(mantissa) == 1 else f"{float(mantissa):g}·{power}"
+            for (mantissa, _), power in zip(parts, powers)]
+
+
+def ticks(scale: Scale, low: float, high: float) -> list[float]:
+    if scale == "log2":
+        return [2.0 ** k for k in range(math.ceil(math.log2(low) - 1e-9), math.floor(math.log2(high) + 1e-9) + 1)]
+    if scale == "log10":
+        decades = math.log10(high / low)
+        steps = (1,) if decades > 2.5 else (1, 2, 5) if decades > 0.8 else (1, 1.5, 2, 3, 4, 5, 6, 7, 8, 9)
+        every = max(1, math.ceil(decades / 6))
+        powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+        return [m * 10.0 ** k for k in powers if k % every == 0 for m in steps if low <= m * 10.0 ** k <= high]
+    unit = 10.0 ** math.floor(math.log10((high - low) / 5))
+    step = next(m * unit for m in (1, 2, 5, 10) if (high - low) / (m * unit) <= 5.5)
+    return [k * step for k in range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1)]
+
+
+def limits(values: Sequence[float], scale: Scale, above: float) -> tuple[float, float]:
+    """The axis range: some air around the values; a linear axis starts at zero, so that heights compare."""
+    low, high = min(values), max(values)
+    if scale == "linear":
+        return min(0.0, low), (high or 1.0) * (1 + above)
+    if low <= 0:
+        raise BadResults("zero or a negative number cannot stand on a logarithmic axis; give the panel a linear one")
+    decades = max(math.log10(high / low), 0.3)
+    return low * 10 ** (-0.06 * decades), high * 10 ** (above * decades)
+
+
+@lru_cache(maxsize=None)
+def text_width(text: str, size: float, weight: str = "normal") -> float:
+    from matplotlib.font_manager import FontProperties
+    from matplotlib.textpath import TextPath
+    font = FontProperties(family="DejaVu Sans", weight=weight)
+    return max((TextPath((0, 0), part, size=size, prop=font).get_extents().x1 for part in text.split("\n") if part),
+               default=0.0)
+
+
+def wrap(text: str, size: float, width: float, weight: str = "normal") -> list[str]:
+    lines: list[str] = []
+    for word in text.split():
+        if lines and text_width(f"{lines[-1]} {word}", size, weight) <= width:
+            lines[-1] += f" {word}"
+        else:
+            lines.append(word)
+    return lines
+
+
+class Canvas:
+    """A figure whose coordinates are points from the upper left corner."""
+
+    def __init__(self, height: float) -> None:
+        from matplotlib.figure import Figure
+        from matplotlib.transforms import Affine2D
+        self.height = height
+        self.figure = Figure(figsize=(WIDTH / 72, height / 72), facecolor=CARD, edgecolor="#d4d4ce", linewidth=1)
+        self.points = Affine2D().scale(1 / 72, -1 / 72).translate(0, height / 72) + self.figure.dpi_scale_trans
+
+    def text(self, x: float, y: float, text: str, **style: object) -> None:
+        self.figure.text(x, y, text, transform=self.points, **({"va": "center"} | style))
+
+    def line(self, xs: Sequence[float], ys: Sequence[float], **style: object) -> None:
+        from matplotlib.lines import Line2D
+        self.figure.add_artist(Line2D(xs, ys, transform=self.points, **style))
+
+    def axes(self, left: float, top: float, width: float, height: float):
+        box = (left / WIDTH, 1 - (top + height) / self.height, width / WIDTH, height / self.height)
+        axes = self.figure.add_axes(box, facecolor="none")
+        axes.spines[["top", "right", "left"]].set_visible(False)
+        axes.spines["bottom"].set_color(FAINT)
+        axes.tick_params(length=3, color=FAINT, labelcolor=FAINT, pad=3)
+        return axes
+
+
+def darker(colour: str) -> str:
+    """The same hue with enough contrast for text on the light card."""
+    return "#" + "".join(f"{int(int(colour[i:i + 2], 16) * 0.75):02x}" for i in (1, 3, 5))
+
+
+def draw_lines(canvas: Canvas, panel: Lines, left: float, top: float, width: float) -> None:
+    fx, fy = SCALES[panel.x_scale], SCALES[panel.y_scale]
+    finite = [p for each in panel.lines for p in each.points if p.finite]
+    crossed = any(not p.finite for each in panel.lines for p in each.points)
+    y_low, y_high = limits([v for p in finite for v in (p.y.low, p.y.high)] + [b.y for b in panel.bounds] or [1.0],
+                           panel.y_scale, 0.3 if crossed else 0.08)
+    xs = [p.x for each in panel.lines for p in each.points]
+    if panel.x_scale != "linear" and min(xs) <= 0:
+        raise BadResults(f"'{panel.x_label}' has the value {min(xs):g}, which a logarithmic axis cannot show")
+    x_ticks = ticks(panel.x_scale, min(xs), max(xs)) or sorted(set(xs))
+    y_ticks = ticks(panel.y_scale, y_low, y_high)
+    x_texts, y_texts = tick_texts(x_ticks), tick_texts(y_ticks)
+
+    labels = [each.label for each in panel.lines] + [bound.label for bound in panel.bounds]
+    before = max((text_width(text, 9.5) for text in y_texts), default=0) + 5
+    after = max(text_width(label, 9.5) for label in labels) + 16
+    plot_left, plot_width, plot_top = left + before, width - before - after, top + 20
+    canvas.text(left, top + 4, panel.y_label, weight="bold", color=FAINT)
+    canvas.text(plot_left + plot_width / 2, plot_top + PLOT_HEIGHT + 31, panel.x_label, ha="center", color=FAINT)
+
+    axes = canvas.axes(plot_left, plot_top, plot_width, PLOT_HEIGHT)
+    pad = 0.03 * (fx(max(xs)) - fx(min(xs)) or 1)
+    x0, x1 = fx(min(xs)) - pad, fx(max(xs)) + pad
+    axes.set_xlim(x0, x1)
+    axes.set_ylim(fy(y_low), fy(y_high))
+    # Leave out every second label, or more, until those that stay have room; the largest x always keeps its own.
+    widest = max(text_width(text, 9.5) for text in x_texts) + 7
+    every = max(1, math.ceil(widest / (plot_width / max(1, len(x_ticks) - 1))))
+    shown = {len(x_ticks) - 1 - i for i in range(0, len(x_ticks), every)}
+    axes.set_xticks([fx(tick) for tick in x_ticks], [t if i in shown else "" for i, t in enumerate(x_texts)])
+    axes.set_yticks([fy(tick) for tick in y_ticks], y_texts)
+    axes.tick_params(axis="y", length=0)
+    axes.grid(axis="y", color=GRID, linewidth=0.8)
+    axes.set_axisbelow(True)
+
+    def page(x: float, y: float) -> tuple[float, float]:
+        return (plot_left + (fx(x) - x0) / (x1 - x0) * plot_width,
+                plot_top + PLOT_HEIGHT * (1 - (fy(y) - fy(y_low)) / (fy(y_high) - fy(y_low))))
+
+    ends: list[tuple[float, float, str]] = []  # where each label's line ends, and its colour
+    used: dict[Role, int] = {}
+    cross_rows = 0
+    for each in panel.lines:
+        colour = COLOURS[each.role][used.setdefault(each.role, 0) % len(COLOURS[each.role])]
+        used[each.role] += 1
+        dashed = each.role in ("peer", "bound")
+        good = [p for p in each.points if p.finite]
+        bad = [p for p in each.points if not p.finite]
+        at = [fx(p.x) for p in good]
+        axes.fill_between(at, [fy(p.y.low) for p in good], [fy(p.y.high) for p in good],
+                          color=colour, alpha=0.18, linewidth=0)
+        axes.plot(at, [fy(p.y.mid) for p in good], color=colour, linewidth=1.2 if each.role == "bound" else 2,
+                  linestyle=(0, (4, 3)) if dashed else "-", marker="" if each.role == "bound" else "o", markersize=4)
+        end = page(each.points[-1].x, y_high)
+        if bad:
+            # Lines that fail in the same place get a row each, below the top edge.
+            cross_y = plot_top + 4 + 26 * cross_rows
+            cross_rows += 1
+            crosses = [page(p.x, y_high)[0] for p in bad]
+            canvas.line(crosses, [cross_y] * len(bad), color=colour, linestyle="", marker="x", markersize=6,
+                        markeredgewidth=1.8)
+            forever = all(p.x < bad[0].x for p in good)
+            note = "NaN / inf from here" if forever else "NaN / inf"
+            fits = crosses[0] + text_width(note, 9) <= plot_left + plot_width + 6
+            canvas.text(crosses[0] - 4 if fits else crosses[0] + 4, cross_y + 14, note, fontsize=9,
+                        ha="left" if fits else "right", color=darker(colour))
+            end = (end[0], cross_y)
+        if each.points[-1].finite:
+            end = page(each.points[-1].x, each.points[-1].y.mid)
+        ends.append((*end, colour))
+    for bound in panel.bounds:
+        axes.axhline(fy(bound.y), color=INK, linewidth=1.2, linestyle=(0, (4, 3)))
+        ends.append((plot_left + plot_width, page(xs[0], bound.y)[1], INK))
+
+    heights = [9.5 * LINE_HEIGHT * (label.count("\n") + 1) for label in labels]
+    centres = push_apart([y for _, y, _ in ends], heights, plot_top - 6, plot_top + PLOT_HEIGHT + 6)
+    at_label = plot_left + plot_width + 12
+    for label, (x, y, colour), centre in zip(labels, ends, centres):
+        canvas.line([x + 4, at_label - 2], [y, centre], color=colour, linewidth=0.7, alpha=0.7)
+        canvas.text(at_label, centre, label, color=darker(colour), linespacing=1.1)
+
+
+def draw_bars(canvas: Canvas, panel: Bars, left: float, top: float, width: float, before: float, after: float) -> None:
+    height = BAR_HEIGHT * len(panel.bars)
+    canvas.text(left, top + 4, panel.title, weight="bold", color=FAINT)
+    axes = canvas.axes(left + before, top + 18, width - before - after, height)
+    right = max(100.0, 1.05 * max(bar.value.high for bar in panel.bars))
+    axes.set_xlim(0, right)
+    axes.set_ylim(len(panel.bars) - 0.5, -0.5)
+    axes.set_yticks([])
+    axes.set_xticks(ticks("linear", 0, right), [f"{tick:g} %" for tick in ticks("linear", 0, right)])
+    axes.axvline(100, color=INK, linewidth=1.2, linestyle=(0, (4, 3)))
+    for i, bar in enumerate(panel.bars):
+        axes.barh(i, bar.value.mid, height=0.62, color=COLOURS["this"][0])
+        axes.plot([bar.value.low, bar.value.high], [i, i], color=INK, linewidth=1.2)
+        y = top + 18 + BAR_HEIGHT * (i + 0.5)
+        canvas.text(left, y, bar.label)
+        canvas.text(WIDTH - MARGIN, y, bar.note, ha="right", color=darker(COLOURS["this"][0]))
+    canvas.text(left + before + (width - before - after) / 2, top + 18 + height + 28, panel.x_label,
+                ha="center", color=FAINT)
+
+
+def render(chart: Chart, context: dict[str, str]) -> bytes:
+    """The chart as SVG; the same input gives the same bytes."""
+    logging.getLogger("matplotlib").setLevel(logging.ERROR)  # no word about font caches on a reader's terminal
+    try:
+        import matplotlib.style
+    except ImportError:
+        raise BadResults("matplotlib is missing and the charts are drawn with it; install the package "
+                         "python3-matplotlib, or: python3 -m pip install matplotlib") from None
+    if not chart.panels or not all(p.bars if isinstance(p, Bars) else any(each.points for each in p.lines)
+                                   for p in chart.panels):
+        raise BadResults(f"the chart '{chart.name}' has nothing to show; measure what it selects")
+    with matplotlib.style.context(["default", STYLE]):
+        inner = WIDTH - 2 * MARGIN
+        title = wrap(chart.title, 13, inner, "bold")
+        below = wrap(subtitle(chart, context), 9, inner)
+        top = MARGIN + 18 * len(title) + 13 * len(below) + 16
+        bars = isinstance(chart.panels[0], Bars)
+        heights = [18 + BAR_HEIGHT * len(p.bars) + 52 if isinstance(p, Bars) else 20 + PLOT_HEIGHT + 46
+                   for p in chart.panels]
+        canvas = Canvas(top + (sum(heights) if bars else max(heights)))
+        canvas.text(MARGIN, MARGIN - 3, "\n".join(title), fontsize=13, weight="bold", va="top", linespacing=1.15)
+        canvas.text(MARGIN, MARGIN + 18 * len(title), "\n".join(below), fontsize=9, color=FAINT, va="top")
+        every_bar = [bar for p in chart.panels if isinstance(p, Bars) for bar in p.bars]
+        before = max((text_width(bar.label, 9.5) for bar in every_bar), default=0) + 10
+        after = max((text_width(bar.note, 9.5) for bar in every_bar), default=0) + 10
+        gap = 20.0
+        width = inner if bars else (inner - gap * (len(chart.panels) - 1)) / len(chart.panels)
+        for i, panel in enumerate(chart.panels):
+            if isinstance(panel, Bars):
+                draw_bars(canvas, panel, MARGIN, top + sum(heights[:i]), width, before, after)
+            else:
+                try:
+                    draw_lines(canvas, panel, MARGIN + i * (width + gap), top, width)
+                except BadResults as error:
+                    raise BadResults(f"chart '{chart.name}', panel '{panel.y_label}': {error}") from None
+        file = io.BytesIO()
+        canvas.figure.savefig(file, format="svg",
+                              metadata={"Date": None, "Creator": None, "Title": chart.title})
+        return file.getvalue()

@@ -1,0 +1,264 @@
+"""Reads, checks and records the measurements that every chart and table is made from.
+
+A results file is Google Benchmark JSON. One benchmark is named
+stage/what/variant/key:value.../dtype and measured several times (repetitions).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+CONTEXT_KEYS = ("machine", "device", "isa", "cores", "compiler", "flags", "commit", "date", "flop_formula")
+PRIVATE_KEYS = ("host_name", "executable")
+MAX_BYTES = 1 << 20
+SECONDS = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0}
+NOT_COUNTERS = {"family_index", "per_family_instance_index", "repetitions", "repetition_index",
+                "threads", "iterations", "real_time", "cpu_time"}
+GOOGLE_SUFFIX = re.compile(
+    r"(real_time|manual_time|process_time|(repeats|min_time|min_warmup_time|iterations|threads):[^/]*)$")
+
+
+class BadResults(Exception):
+    """Input that cannot be used. The text is one line: what, why, how to fix it."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(" ".join(text.split()))
+
+
+@dataclass(frozen=True)
+class Row:
+    """One repetition of one benchmark."""
+
+    name: str
+    stage: str
+    what: str
+    variant: str
+    keys: dict[str, float | str]
+    dtype: str
+    repetition: int
+    time: float  # seconds
+    counters: dict[str, float]
+
+    def value(self, field: str) -> float:
+        """A counter, 'time' in seconds, or 'of_roof': this repetition's flops over its own roof."""
+        if field == "time":
+            return self.time
+        if field == "of_roof":
+            if self.value("roof") <= 0:
+                raise BadResults(f"{self.name}: the roof is not positive; measure it again")
+            return self.value("flops") / self.value("roof")
+        if field not in self.counters:
+            raise BadResults(f"{self.name} has no counter '{field}'; let its benchmark set it and measure again")
+        return self.counters[field]
+
+    def matches(self, where: dict[str, object]) -> bool:
+        fixed = {"stage": self.stage, "what": self.what, "variant": self.variant, "dtype": self.dtype}
+        return all((fixed | self.keys).get(key) == wanted for key, wanted in where.items())
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Median, smallest and largest value over the repetitions."""
+
+    mid: float
+    low: float
+    high: float
+
+    def scaled(self, factor: float) -> Spread:
+        return Spread(self.mid * factor, self.low * factor, self.high * factor)
+
+
+@dataclass(frozen=True)
+class Results:
+    path: Path
+    context: dict[str, str]
+    rows: list[Row]
+    errors: list[tuple[str, str]]  # benchmarks that reported an error instead of a figure: name, message
+
+    def select(self, **where: object) -> list[Row]:
+        """The rows with these properties, e.g. select(what='forward', variant='naive', d=64)."""
+        return [row for row in self.rows if row.matches(where)]
+
+    @property
+    def is_gpu(self) -> bool:
+        return bool(re.match(r"sm_|gfx", self.context["isa"])) or self.context["machine"].startswith("nvidia-")
+
+
+def group(rows: Sequence[Row], key: str) -> dict[float, list[Row]]:
+    """The rows by the value of one numeric key, in ascending order."""
+    groups: dict[float, list[Row]] = {}
+    for row in rows:
+        value = row.keys.get(key)
+        if not isinstance(value, (int, float)):
+            raise BadResults(f"{row.name} has no number '{key}:...' in its name; select the rows more narrowly")
+        groups.setdefault(value, []).append(row)
+    return dict(sorted(groups.items()))
+
+
+def _one_benchmark(rows: Sequence[Row]) -> None:
+    names = sorted({row.name for row in rows})
+    if not names:
+        raise BadResults("no rows to take a median of; measure this benchmark, or check what is selected")
+    if len(names) > 1:
+        raise BadResults(f"a median would mix {names[0]} and {names[1]}; select the rows more narrowly")
+
+
+def _spread(values: Sequence[float]) -> Spread:
+    return Spread(statistics.median(values), min(values), max(values))
+
+
+def spread(rows: Sequence[Row], field: str) -> Spread:
+    _one_benchmark(rows)
+    return _spread([row.value(field) for row in rows])
+
+
+def median(rows: Sequence[Row], field: str) -> float:
+    return spread(rows, field).mid
+
+
+def ratio(a: Sequence[Row], b: Sequence[Row], field: str) -> Spread:
+    """a/b, repetition by repetition: what slows the machine for a while slows both sides of a pair."""
+    _one_benchmark(a)
+    _one_benchmark(b)
+    partner = {row.repetition: row.value(field) for row in b}
+    pairs = [(row.value(field), partner[row.repetition]) for row in a if row.repetition in partner]
+    if not pairs or any(below == 0 for _, below in pairs):
+        raise BadResults(f"no ratio of {a[0].name} to {b[0].name}: no common repetition, or a zero {field}; "
+                         "measure both in one run")
+    return _spread([above / below for above, below in pairs])
+
+
+def _number(text: str) -> float | str:
+    try:
+        value = float(text)
+    except ValueError:
+        return text
+    if not math.isfinite(value):
+        return text
+    return int(value) if value.is_integer() else value
+
+
+def _split(raw: dict[str, Any], path: Path) -> tuple[str, list[str]]:
+    parts = str(raw.get("run_name", raw.get("name", ""))).split("/")
+    while len(parts) > 1 and GOOGLE_SUFFIX.match(parts[-1]):
+        parts.pop()
+    name = "/".join(parts)
+    pairs = parts[3:-1]
+    if (len(parts) < 4 or not all(parts) or any(":" in part for part in (*parts[:3], parts[-1]))
+            or not all(":" in pair for pair in pairs)):
+        raise BadResults(f"{path}: the name '{name}' is not stage/what/variant/key:value.../dtype; "
+                         "rename the benchmark")
+    return name, parts
+
+
+def _row(raw: dict[str, Any], path: Path) -> Row:
+    name, parts = _split(raw, path)
+    numbers = {key: value for key, value in raw.items()
+               if isinstance(value, (int, float)) and not isinstance(value, bool)}
+    for key, value in numbers.items():
+        if not math.isfinite(value):
+            raise BadResults(f"{path}: {name} has {key} = {value}, which is not a finite number; "
+                             "count such values in the counter 'nonfinite' and measure again")
+    unit = raw.get("time_unit", "ns")
+    if "real_time" not in numbers or unit not in SECONDS:
+        raise BadResults(f"{path}: {name} has no real_time in ns, us, ms or s; measure again")
+    if numbers["real_time"] < 0:
+        raise BadResults(f"{path}: {name} has a negative time; check the benchmark's manual time, measure again")
+    stage, what, variant, *pairs, dtype = parts
+    return Row(name, stage, what, variant, dtype=dtype,
+               keys={key: _number(value) for key, value in (pair.split(":", 1) for pair in pairs)},
+               repetition=int(numbers.get("repetition_index", 0)),
+               time=numbers["real_time"] * SECONDS[unit],
+               counters={key: float(value) for key, value in numbers.items() if key not in NOT_COUNTERS})
+
+
+def _read(path: Path) -> tuple[dict[str, Any], Results]:
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise BadResults(f"{path}: no such file; measure first, then record") from None
+    except OSError as error:
+        raise BadResults(f"{path}: cannot be read: {error.strerror}") from None
+    except ValueError as error:
+        raise BadResults(f"{path}: not JSON ({error}); the run was cut short, measure again") from None
+    if not isinstance(data, dict) or not isinstance(data.get("benchmarks"), list) \
+            or not all(isinstance(raw, dict) for raw in data["benchmarks"]):
+        raise BadResults(f"{path}: no list 'benchmarks'; write it with --benchmark_out_format=json")
+    context = data["context"] if isinstance(data.get("context"), dict) else {}
+    for key in CONTEXT_KEYS:
+        if not isinstance(context.get(key), str) or not context[key]:
+            raise BadResults(f"{path}: the context has no '{key}'; measure with this course's benchmark programs")
+    if not re.fullmatch(r"[a-z0-9][a-z0-9.-]*", context["machine"]):
+        raise BadResults(f"{path}: machine '{context['machine']}' cannot name a file; use a-z, 0-9, '-' and '.'")
+
+    rows: list[Row] = []
+    errors: list[tuple[str, str]] = []
+    seen: set[tuple[str, int]] = set()
+    for raw in data["benchmarks"]:
+        if raw.get("run_type") != "iteration":
+            continue
+        if raw.get("error_occurred") or raw.get("skipped"):
+            errors.append((_split(raw, path)[0], str(raw.get("error_message") or raw.get("skip_message") or "?")))
+            continue
+        row = _row(raw, path)
+        if (row.name, row.repetition) in seen:
+            raise BadResults(f"{path}: {row.name} has repetition {row.repetition} twice; "
+                             "two runs were joined, measure again in one run")
+        seen.add((row.name, row.repetition))
+        rows.append(row)
+    if not rows:
+        why = f"every row is an error, the first: {errors[0][1]}" if errors else "no rows"
+        raise BadResults(f"{path}: {why}; run the benchmark without a filter")
+    return data, Results(path, context, rows, errors)
+
+
+def load(path: str | Path) -> Results:
+    return _read(Path(path))[1]
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """The whole file or nothing: a reader never meets half of one."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        temporary.write_bytes(content)
+        os.replace(temporary, path)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise BadResults(f"{path}: cannot be written: {error.strerror}; check the folder and its rights") from None
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _rounded(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_rounded(inner) for inner in value]
+    return float(f"{value:.6g}") if isinstance(value, float) else value
+
+
+def cleaned(src: Path) -> bytes:
+    """A measurement in the form that is committed: nothing private, small, and stable in a diff."""
+    data, results = _read(src)
+    if results.errors:
+        name, message = results.errors[0]
+        raise BadResults(f"{src}: {name} reported an error: {message}; only complete runs are recorded")
+    context = {key: value for key, value in sorted(data["context"].items()) if key not in PRIVATE_KEYS}
+    raws = [raw for raw in data["benchmarks"] if raw.get("run_type") == "iteration"]
+    order = sorted(zip(results.rows, raws), key=lambda pair: (pair[0].name, pair[0].repetition))
+    benchmarks = [dict(sorted(raw.items(), key=lambda item: (item[0] != "name", item[0]))) for _, raw in order]
+    text = json.dumps(_rounded({"context": context, "benchmarks": benchmarks}), indent=1, ensure_ascii=False) + "\n"
+    content = text.encode()
+    if len(content) >= MAX_BYTES:
+        raise BadResults(f"{src}: {len(content)} bytes after cleaning, the limit is {MAX_BYTES}; measure fewer points")
+    return content
+
+
+def record(src: str | Path, dst: str | Path) -> None:
+    write_whole(Path(dst), cleaned(Path(src)))

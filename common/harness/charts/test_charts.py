@@ -1,0 +1,252 @@
+"""python3 -m unittest, in this folder."""
+
+from __future__ import annotations
+
+import copy
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+import unittest
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+HERE = Path(__file__).resolve().parent
+GOLDEN = HERE / "golden"
+sys.path.insert(0, str(HERE))
+
+from figure import Chart, Line, Lines, Point, push_apart, render, significant  # noqa: E402
+from results import BadResults, Row, Spread, load, median, ratio, record  # noqa: E402
+
+
+def tool(*arguments: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(HERE / "charts.py"), *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+class WithStage(unittest.TestCase):
+    """A temporary course with one stage, made of the golden files."""
+
+    def setUp(self) -> None:
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.root = Path(folder.name)
+        self.stage = self.root / "01_example"
+        shutil.copytree(GOLDEN / "check", self.stage / "check")
+        (self.stage / "results").mkdir()
+        (self.stage / "README.md").write_text("Before\n<!-- table:cost -->\nold\n<!-- end -->\nAfter\n")
+        self.raw: dict[str, Any] = json.loads((GOLDEN / "results.json").read_text())
+        self.src = self.root / "raw.json"
+
+    def write(self, data: object) -> Path:
+        self.src.write_text(data if isinstance(data, str) else json.dumps(data))
+        return self.src
+
+    def files(self) -> list[str]:
+        return sorted(str(path.relative_to(self.root)) for path in self.root.rglob("*") if path.is_file())
+
+    def refused(self, *arguments: object, says: str) -> None:
+        before = self.files()
+        done = tool(*arguments)
+        self.assertEqual(done.returncode, 1, done.stderr)
+        self.assertEqual(done.stderr.count("\n"), 1, done.stderr)
+        self.assertIn(says, done.stderr)
+        self.assertEqual(self.files(), before, "something was left behind")
+
+
+class Loading(WithStage):
+    def bad(self, says: str, **changes: object) -> None:
+        """The first row with these changes makes the file unusable."""
+        data = copy.deepcopy(self.raw)
+        data["benchmarks"][0] |= changes
+        self.bad_file(says, data)
+
+    def bad_file(self, says: str, data: object) -> None:
+        with self.assertRaisesRegex(BadResults, says) as caught:
+            load(self.write(data))
+        self.assertNotIn("\n", str(caught.exception))
+
+    def test_broken_files(self) -> None:
+        with self.assertRaisesRegex(BadResults, "no such file"):
+            load(self.root / "absent.json")
+        self.bad_file("not JSON", '{"context": {')
+        self.bad_file("not JSON", "")
+        self.bad_file("no list 'benchmarks'", [])
+        self.bad_file("no rows", self.raw | {"benchmarks": []})
+        self.bad_file("no rows", self.raw | {"benchmarks": [self.raw["benchmarks"][0] | {"run_type": "aggregate"}]})
+
+    def test_bad_rows(self) -> None:
+        self.bad("flops = nan", flops=float("nan"))
+        self.bad("real_time = inf", real_time=float("inf"))
+        self.bad("negative time", real_time=-1.0)
+        self.bad("no real_time", time_unit="hours")
+        self.bad("is not stage/what", run_name="stage00/forward")
+        self.bad("is not stage/what", run_name="stage00/forward/naive/N1024/f32")
+        twice = self.raw | {"benchmarks": [self.raw["benchmarks"][0]] * 2}
+        self.bad_file("repetition 0 twice", twice)
+
+    def test_bad_context(self) -> None:
+        self.bad_file("no 'machine'", {"benchmarks": self.raw["benchmarks"]})
+        for key in ("machine", "device", "commit", "flop_formula"):
+            context = {name: value for name, value in self.raw["context"].items() if name != key}
+            self.bad_file(f"no '{key}'", self.raw | {"context": context})
+        self.bad_file("cannot name a file", self.raw | {"context": self.raw["context"] | {"machine": "../../x"}})
+
+    def test_errored_rows_give_no_figure(self) -> None:
+        error = {"run_name": "stage01/forward/x/N:1/f32", "run_type": "iteration", "error_occurred": True,
+                 "error_message": "two\nlines", "real_time": float("nan"), "time_unit": "ns"}
+        results = load(self.write(self.raw | {"benchmarks": [*self.raw["benchmarks"], error]}))
+        self.assertEqual(results.errors, [("stage01/forward/x/N:1/f32", "two\nlines")])
+        self.assertEqual(len(results.rows), len(self.raw["benchmarks"]))
+        self.bad_file("every row is an error, the first: two lines", self.raw | {"benchmarks": [error]})
+
+    def test_names_lose_the_suffixes_of_google_benchmark(self) -> None:
+        raw = self.raw["benchmarks"][0] | {
+            "run_name": "stage03/forward/fast/N:256/scores:1e3/f32"
+                        "/min_time:0.100/iterations:1/repeats:5/manual_time/threads:1"}
+        row = load(self.write(self.raw | {"benchmarks": [raw]})).rows[0]
+        self.assertEqual(row.name, "stage03/forward/fast/N:256/scores:1e3/f32")
+        self.assertEqual((row.keys, row.dtype, row.time), ({"N": 256, "scores": 1000}, "f32", 4e-3))
+
+
+class Numbers(unittest.TestCase):
+    def rows(self, name: str, *times: float) -> list[Row]:
+        return [Row(name, "s", "w", "v", {}, "f32", i, time, {}) for i, time in enumerate(times)]
+
+    def test_ratio_pairs_repetitions(self) -> None:
+        a, b = self.rows("a", 2, 20, 6), self.rows("b", 1, 10, 2)
+        self.assertEqual(ratio(a, b, "time"), Spread(2, 2, 3))  # the ratio of the medians would be 3
+        self.assertEqual(ratio(list(reversed(a)), b, "time"), Spread(2, 2, 3))
+        for other in (b[:0], self.rows("b", 0), [*b, *a]):
+            with self.assertRaises(BadResults):
+                ratio(a, other, "time")
+
+    def test_a_median_never_mixes_benchmarks(self) -> None:
+        with self.assertRaisesRegex(BadResults, "would mix"):
+            median(self.rows("a", 1) + self.rows("b", 2), "time")
+        with self.assertRaisesRegex(BadResults, "no counter 'flops'"):
+            median(self.rows("a", 1), "flops")
+
+    def test_significant(self) -> None:
+        self.assertEqual([significant(x) for x in (0, 0.01234, 1.2, 99.96, 1234, 1e-9)],
+                         ["0", "0.0123", "1.20", "100", "1230", "1.00e-09"])
+
+
+class Recording(WithStage):
+    def test_cleans_and_sorts(self) -> None:
+        self.raw["benchmarks"].reverse()
+        self.raw["benchmarks"][0]["flops"] = 123456789.123
+        self.raw["benchmarks"].append(self.raw["benchmarks"][0] | {"run_type": "aggregate"})
+        target = self.root / "out.json"
+        record(self.write(self.raw), target)
+        text = target.read_text()
+        for private in ("host_name", "a-private-host", "executable", "/a/private/path", "aggregate"):
+            self.assertNotIn(private, text)
+        self.assertIn("123457000.0", text)
+        order = [(row.name, row.repetition) for row in load(target).rows]
+        self.assertEqual(order, sorted(order))
+        again = self.root / "again.json"
+        record(target, again)
+        self.assertEqual(again.read_bytes(), target.read_bytes())
+
+    def test_whole_or_not_at_all(self) -> None:
+        before = self.files()
+        with self.assertRaisesRegex(BadResults, "cannot be written"):
+            record(GOLDEN / "results.json", self.root / "absent" / "out.json")
+        with mock.patch("os.replace", side_effect=PermissionError(13, "no")), self.assertRaises(BadResults):
+            record(GOLDEN / "results.json", self.root / "out.json")
+        with mock.patch("results.MAX_BYTES", 100), self.assertRaisesRegex(BadResults, "the limit is 100"):
+            record(GOLDEN / "results.json", self.root / "out.json")
+        self.assertEqual(self.files(), before)
+
+    def test_refuses_errored_rows(self) -> None:
+        self.raw["benchmarks"][3] |= {"error_occurred": True, "error_message": "wrong result"}
+        self.write(self.raw)
+        self.refused("record", self.src, self.stage, says="reported an error: wrong result")
+
+
+class Drawing(WithStage):
+    def test_golden_summary(self) -> None:
+        done = tool("summary", GOLDEN / "results.json", "--stage", GOLDEN)
+        self.assertEqual(done.stdout, (GOLDEN / "summary.txt").read_text())
+
+    def test_record_draw_ladder_page(self) -> None:
+        self.assertEqual(tool("record", GOLDEN / "results.json", self.stage).returncode, 0)
+        first = tool("draw", self.stage, "--tables")
+        self.assertEqual((first.returncode, first.stderr), (0, ""))
+        drawing = self.stage / "results" / "example-cpu.cost.svg"
+        content = drawing.read_bytes()
+        readme = (self.stage / "README.md").read_text()
+        self.assertTrue(readme.startswith("Before\n<!-- table:cost -->\n| N | Time (ms) |"), readme)
+        self.assertTrue(readme.endswith("\n<!-- end -->\nAfter\n"), readme)
+        drawing.unlink()
+        tool("draw", self.stage, "--tables")
+        self.assertEqual(drawing.read_bytes(), content, "same input, other bytes")
+        self.assertEqual((self.stage / "README.md").read_text(), readme)
+
+        self.assertEqual(tool("ladder", "--out", self.root / "ladder.svg", self.stage).returncode, 0)
+        self.assertTrue((self.root / "ladder.svg").exists())
+
+        measured = self.root / "measured"
+        measured.mkdir()
+        shutil.copy(GOLDEN / "results.json", measured / "01_example.json")
+        empty = self.root / "02_empty"
+        empty.mkdir()
+        done = tool("page", self.root / "page.html", self.stage, empty, "--measured", measured)
+        self.assertEqual((done.returncode, done.stderr), (0, ""))
+        page = (self.root / "page.html").read_text()
+        self.assertEqual(page.count("<img"), 6)  # two charts and the ladder, here and recorded
+        for words in ("Not measured on this machine", "Nothing recorded", "2 cores"):
+            self.assertIn(words, page)
+        for private in ("a-private-host", "/a/private/path", "http://", "https://"):
+            self.assertNotIn(private, page)
+        self.assertTrue((measured / "01_example.example-cpu.cost.svg").exists())
+
+    def test_one_line_for_bad_input(self) -> None:
+        self.refused("draw", self.stage, says="nothing recorded")
+        self.refused("ladder", "--out", self.root / "l.svg", self.stage, says="no stage has a recorded forward row")
+        self.refused("page", self.root / "p.html", self.stage, "--measured", self.root / "no", says="no such folder")
+        self.refused("draw", self.stage, "--results-name", "absent.json", says="no such file")
+        shutil.copy(GOLDEN / "results.json", self.stage / "results" / "example-cpu.json")
+        self.refused("draw", self.stage, "--results-name", GOLDEN / "results.json", "--tables", says="record it first")
+        (self.stage / "README.md").write_text("no marks")
+        self.refused("draw", self.stage, "--tables", says="<!-- table:cost -->")
+        (self.stage / "check" / "charts.py").write_text("def charts(r):\n    return 1 / 0\n")
+        self.refused("draw", self.stage, says="ZeroDivisionError: division by zero (line 2)")
+
+    def test_missing_matplotlib(self) -> None:
+        shutil.copy(GOLDEN / "results.json", self.stage / "results" / "example-cpu.json")
+        program = ("import sys; sys.modules['matplotlib'] = None; "
+                   f"sys.argv[0] = ''; sys.path.insert(0, {str(HERE)!r}); import charts; sys.exit(charts.main())")
+        done = subprocess.run([sys.executable, "-c", program, "draw", str(self.stage)],
+                              capture_output=True, text=True, check=False)
+        self.assertEqual((done.returncode, done.stderr.count("\n")), (1, 1), done.stderr)
+        self.assertIn("python3-matplotlib", done.stderr)
+
+    def test_wrong_usage(self) -> None:
+        for arguments in ((), ("paint",), ("draw",), ("draw", self.root / "absent"), ("ladder", self.stage)):
+            self.assertEqual(tool(*arguments).returncode, 2, arguments)
+
+    def test_a_logarithmic_axis_refuses_zero(self) -> None:
+        zero = Line("zero", [Point(256, Spread(0, 0, 0))])
+        with self.assertRaisesRegex(BadResults, "logarithmic"):
+            render(Chart("c", "t", [Lines("y", [zero])], "s"), {})
+        with self.assertRaisesRegex(BadResults, "nothing to show"):
+            render(Chart("c", "t", [Lines("y", [])], "s"), {})
+
+    def test_labels_are_pushed_apart(self) -> None:
+        self.assertEqual(push_apart([50, 10], [10, 10], 0, 100), [50, 10])  # room enough: nothing moves
+        self.assertEqual(push_apart([30, 30, 30], [10, 10, 10], 0, 100), [20, 30, 40])
+        self.assertEqual(push_apart([0, 99], [10, 10], 0, 100), [5, 95])
+        wanted, sizes = [5.0, 6.0, 7.0, 60.0, 61.0, 98.0, 99.0], [12.0] * 7
+        centres = push_apart(wanted, sizes, 0, 100)
+        self.assertEqual(centres, sorted(centres))
+        self.assertGreaterEqual(min(b - a for a, b in zip(centres, centres[1:])), 12 - 1e-9)
+        self.assertGreaterEqual(centres[0], 6 - 1e-9)
+        self.assertLessEqual(centres[-1], 94 + 1e-9)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,99 @@
+// Inside of the conformance suite: how a family of properties runs its cases.
+#pragma once
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "common/harness/cases.hpp"
+#include "common/harness/stage.hpp"
+
+namespace fa::harness {
+
+// A family that runs on a stage. `about` tells a reader whose code fails what idea is wrong.
+struct Family {
+  std::string name, about;
+  std::function<bool(const StageUnderTest&)> promised;
+  std::function<void(class Run&)> body;
+};
+std::vector<Family> forward_families();
+std::vector<Family> backward_families();
+
+// One run of one family: filters by FA_CASE, stops after a few failures, says how to rerun one.
+class Run {
+ public:
+  Run(const StageUnderTest& stage, const Family& family) : stage_(stage), family_(family) {}
+
+  const StageUnderTest& stage() const { return stage_; }
+  const Promises& promises() const { return stage_.promises; }
+  bool large() const { return stage_.effort == StageUnderTest::Effort::large; }
+  bool small() const { return stage_.effort == StageUnderTest::Effort::small; }
+
+  // Runs check(...) unless FA_CASE asks for others; a non-empty result or an exception is a failure.
+  void run(const std::string& case_name, const std::function<std::string()>& check);
+
+  // Against the oracle, in every type that the stage promises.
+  void forward(const Spec& spec);
+  void backward(const Spec& spec);
+
+  // body(T()) for each promised type.
+  template <class Body>
+  void each_type(Body body) {
+    if (stage_.f32.forward) body(float());
+    if (stage_.f64.forward) body(double());
+  }
+  template <class T>
+  const Functions<T>& functions() const {
+    if constexpr (std::is_same_v<T, double>)
+      return stage_.f64;
+    else
+      return stage_.f32;
+  }
+
+ private:
+  const StageUnderTest& stage_;
+  const Family& family_;
+  int failures_ = 0;
+};
+
+template <class T>
+const char* type_name() {
+  return sizeof(T) == 8 ? "f64" : "f32";
+}
+
+// Runs the stage's forward on a case. Throws what the stage throws.
+template <class T>
+void forward(Run& run, ForwardCase<T>& c) {
+  run.functions<T>().forward(c.call());
+}
+template <class T>
+void backward(Run& run, BackwardCase<T>& c) {
+  run.functions<T>().backward(c.call());
+}
+
+// Empty if f throws std::invalid_argument whose text contains every one of `words`.
+std::string expect_refusal(const std::function<void()>& f, const std::vector<std::string>& words);
+
+// Bitwise comparison of two results: empty, or the first place that differs.
+template <class T>
+std::string same_bits(const char* what, const Buffer<T>& x, const Buffer<T>& y) {
+  std::string text;
+  x.for_each([&](auto b, auto h, auto i, auto e) {
+    const T u = x.at(b, h, i, e), v = y.at(b, h, i, e);
+    if (text.empty() && std::memcmp(&u, &v, sizeof(T)) != 0)
+      text = std::string(what) + " differs at (b " + std::to_string(b) + ", h " +
+             std::to_string(h) + ", i " + std::to_string(i) + ", x " + std::to_string(e) +
+             "): " + std::to_string(u) + " and " + std::to_string(v);
+  });
+  return text;
+}
+
+// A shape with one size for heads and batch unless said otherwise.
+Problem shape(std::int64_t Nq, std::int64_t Nk, std::int64_t d, std::int64_t B = 1,
+              std::int64_t Hq = 1, std::int64_t Hkv = 1, Causal causal = Causal::none);
+
+// Awkward sizes: 1, just below, at and above usual tiles, primes, Nq != Nk; d beyond any vector.
+std::vector<Problem> awkward_sizes(const Run& run, Causal causal);
+
+}  // namespace fa::harness

@@ -1,0 +1,208 @@
+// Properties of a backward pass, family by family.
+#include <cmath>
+
+#include "common/harness/conformance.hpp"
+
+namespace fa::harness {
+namespace {
+
+using Int = std::int64_t;
+
+bool has_backward(const StageUnderTest& s) { return s.f32.backward || s.f64.backward; }
+
+std::vector<Causal> masks(const Run& run) {
+  if (!run.promises().causal) return {Causal::none};
+  return {Causal::none, Causal::top_left, Causal::bottom_right};
+}
+
+void matches_oracle(Run& run) {
+  for (Causal c : masks(run))
+    for (auto [Nq, Nk, d] : {std::tuple{1, 1, 8}, {1, 17, 3}, {17, 1, 3}, {2, 2, 1}, {17, 17, 16},
+                             {33, 65, 40}, {65, 33, 64}, {64, 64, 64}, {70, 130, 8}}) {
+      run.backward({shape(Nq, Nk, d, 1, 1, 1, c)});
+      run.backward({shape(Nq, Nk, d, 2, 4, 2, c), {Data::Kind::normal, 0.01}});
+    }
+  if (run.promises().key_lengths)
+    for (Causal c : masks(run))
+      run.backward({shape(20, 35, 8, 4, 2, 1, c), {}, {}, {0, 1, 17, 35}});
+}
+
+void backward_layouts(Run& run) {
+  using Order = Layout::Order;
+  for (const Layout& layout : std::vector<Layout>{{Order::BNHD, 0, 0, false, false},
+                                                  {Order::BHND, 5, 3, false, false},
+                                                  {Order::BHND, 0, 1, true, false},
+                                                  {Order::BNHD, 2, 0, false, true}})
+    run.backward({shape(18, 35, 13, 2, 4, 2), {}, layout});
+}
+
+void backward_scale(Run& run) {
+  for (double scale : {0.0, 0.3, -0.7}) {
+    if (scale <= 0 && run.promises().positive_scale_only) continue;
+    Spec spec{shape(9, 12, 8)};
+    spec.p.scale = scale;
+    run.backward(spec);
+  }
+}
+
+void backward_empty(Run& run) {
+  // A sum over no queries is 0, and so are the gradients of keys that nobody asks.
+  for (const Problem& p : {shape(5, 7, 8, 0, 2, 1), shape(0, 7, 8), shape(5, 0, 8, 2, 2, 1)})
+    run.backward({p});
+}
+
+// The stage's own forward in double, differentiated numerically, must agree with its backward.
+void gradient_check(Run& run) {
+  const auto& f = run.functions<double>();
+  if (!f.forward || !f.backward) return;
+  for (Causal mask : masks(run)) {
+    const Spec spec{shape(5, 6, 3, 1, 2, 1, mask)};
+    run.run(spec.name(), [&]() -> std::string {
+      BackwardCase<double> analytic(spec);
+      f.backward(analytic.call());
+      ForwardCase<double> numeric(spec, false);
+      // loss = <dO, O>
+      const auto loss = [&] {
+        f.forward(numeric.call());
+        double sum = 0;
+        numeric.O.for_each([&](auto b, auto h, auto i, auto x) {
+          sum += analytic.dO.at(b, h, i, x) * numeric.O.at(b, h, i, x);
+        });
+        return sum;
+      };
+      const auto check = [&](const char* name, Buffer<double>& input,
+                             const Buffer<double>& got) -> std::string {
+        std::vector<double*> elements;
+        input.for_each([&](auto b, auto h, auto i, auto x) {
+          elements.push_back(&input.at(b, h, i, x));
+        });
+        const std::vector<double> want = central_differences(elements, loss);
+        double largest = 0;
+        for (double w : want) largest = std::max(largest, std::fabs(w));
+        Comparison c(std::string(name) + " against central differences");
+        std::size_t n = 0;
+        got.for_each([&](auto b, auto h, auto i, auto x) {
+          c.add(b, h, i, x, got.at(b, h, i, x), want[n++], 1e-7 * largest);
+        });
+        return c.report();
+      };
+      return check("dQ", numeric.Q, analytic.dQ) + check("dK", numeric.K, analytic.dK) +
+             check("dV", numeric.V, analytic.dV);
+    });
+  }
+}
+
+void identities(Run& run) {
+  run.each_type([&](auto type) {
+    using T = decltype(type);
+    const double relative = sizeof(T) == 8 ? 1e-12 : 2e-5;
+    const std::string t = std::string(" ") + type_name<T>();
+    const Spec spec{shape(33, 47, 16, 1, 2, 1)};
+    const auto dot = [](const auto& x, const auto& y, double* size) {
+      double sum = 0;
+      x.for_each([&](auto b, auto h, auto i, auto e) {
+        const double term = double(x.at(b, h, i, e)) * double(y.at(b, h, i, e));
+        sum += term;
+        *size += std::fabs(term);
+      });
+      return sum;
+    };
+    const auto close = [&](const char* what, double u, double v, double size) -> std::string {
+      if (std::fabs(u - v) <= relative * size) return {};
+      return std::string(what) + ": " + std::to_string(u) + " and " + std::to_string(v);
+    };
+    run.run("<dQ, Q> = <dK, K> and <dO, O> = <dV, V>" + t, [&]() -> std::string {
+      BackwardCase<T> c(spec);
+      backward(run, c);
+      double size = 0, more = 0;
+      const double dQ_Q = dot(c.dQ, c.Q, &size), dK_K = dot(c.dK, c.K, &size);
+      const double dO_O = dot(c.dO, c.O, &more), dV_V = dot(c.dV, c.V, &more);
+      return close("<dQ, Q> and <dK, K>", dQ_Q, dK_K, size) +
+             close("<dO, O> and <dV, V>", dO_O, dV_V, more);
+    });
+    run.run("sum of dK is 0, sum of dV is the sum of dO" + t, [&]() -> std::string {
+      BackwardCase<T> c(spec);
+      backward(run, c);
+      std::string text;
+      for (Int x = 0; x < 16; ++x) {
+        double dK = 0, dV = 0, dO = 0, size_dK = 0, size_dV = 0;
+        for (Int j = 0; j < 47; ++j) {
+          dK += double(c.dK.at(0, 0, j, x));
+          size_dK += std::fabs(double(c.dK.at(0, 0, j, x)));
+          dV += double(c.dV.at(0, 0, j, x));
+          size_dV += std::fabs(double(c.dV.at(0, 0, j, x)));
+        }
+        for (Int h = 0; h < 2; ++h)
+          for (Int i = 0; i < 33; ++i) dO += double(c.dO.at(0, h, i, x));
+        text += close("sum of dK", dK, 0, size_dK) + close("sums of dV and dO", dV, dO, size_dV);
+      }
+      return text;
+    });
+    run.run("dO = 0 gives exact zeros; dO * 2 gives twice the bits" + t, [&]() -> std::string {
+      BackwardCase<T> once(spec), twice(spec), zero(spec);
+      twice.dO.fill([&](auto b, auto h, auto i, auto x) {
+        return 2 * static_cast<double>(once.dO.at(b, h, i, x));
+      });
+      twice.O = once.O;
+      zero.dO.fill([](auto...) { return 0.0; });
+      backward(run, once);
+      backward(run, twice);
+      backward(run, zero);
+      std::string text;
+      const auto check = [&](const char* name, const auto& x, const auto& y, const auto& z) {
+        x.for_each([&](auto b, auto h, auto i, auto e) {
+          if (!(2 * x.at(b, h, i, e) == y.at(b, h, i, e)))
+            text = std::string(name) + " is not linear in dO";
+          if (!(z.at(b, h, i, e) == 0)) text = std::string(name) + " is not 0 for dO = 0";
+        });
+      };
+      check("dQ", once.dQ, twice.dQ, zero.dQ);
+      check("dK", once.dK, twice.dK, zero.dK);
+      check("dV", once.dV, twice.dV, zero.dV);
+      return text;
+    });
+  });
+}
+
+void backward_errors(Run& run) {
+  run.each_type([&](auto type) {
+    using T = decltype(type);
+    using Call = BackwardCall<T>;
+    const auto refuse = [&](const std::string& name, std::vector<std::string> words, auto change) {
+      run.run("refuses " + name + " " + type_name<T>(), [&]() -> std::string {
+        BackwardCase<T> c({shape(6, 7, 8, 2, 4, 2)});
+        Call call = c.call();
+        change(call);
+        std::string text = expect_refusal([&] { run.functions<T>().backward(call); }, words);
+        if (text.empty() && !(c.dQ.changed() + c.dK.changed() + c.dV.changed()).empty())
+          text = "refused, but only after writing";
+        return text;
+      });
+    };
+    refuse("d too large", {"d must"}, [&](Call& c) { c.p.d = run.promises().max_d + 1; });
+    refuse("dO null", {"dO", "null"}, [](Call& c) { c.t.dO.data = nullptr; });
+    refuse("dQ on top of Q", {"dQ overlaps Q"}, [](Call& c) { c.t.Q = c.t.dQ; });
+    refuse("dV on top of dK", {"dV overlaps dK"}, [](Call& c) { c.t.dV = c.t.dK; });
+    refuse("dK with stride 0", {"rows of dK share memory"}, [](Call& c) { c.t.dK.head = 0; });
+  });
+}
+
+}  // namespace
+
+std::vector<Family> backward_families() {
+  return {
+      {"BackwardSizes", "dQ, dK and dV of awkward sizes, against the double-precision oracle",
+       has_backward, matches_oracle},
+      {"BackwardLayouts", "strides of gradients are honoured; nothing outside is written",
+       has_backward, backward_layouts},
+      {"BackwardScale", "scale enters dQ and dK once, dV never", has_backward, backward_scale},
+      {"BackwardEmpty", "empty sums are 0", has_backward, backward_empty},
+      {"GradientCheck", "the backward is the derivative of the forward (central differences)",
+       [](const StageUnderTest& s) { return bool(s.f64.backward); }, gradient_check},
+      {"BackwardIdentities", "identities that need no reference", has_backward, identities},
+      {"BackwardErrors", "bad arguments are refused in words, before any write", has_backward,
+       backward_errors},
+  };
+}
+
+}  // namespace fa::harness

@@ -1,0 +1,557 @@
+// Properties of a forward pass, family by family.
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
+#include <iostream>
+#include <limits>
+
+#include "common/harness/conformance.hpp"
+#include "common/harness/memory.hpp"
+#include "common/harness/random.hpp"
+
+namespace fa::harness {
+namespace {
+
+using Int = std::int64_t;
+using Kind = Data::Kind;
+constexpr double infinity = std::numeric_limits<double>::infinity();
+
+bool always(const StageUnderTest& s) { return s.f32.forward || s.f64.forward; }
+
+std::vector<Causal> masks(const Run& run) {
+  if (!run.promises().causal) return {Causal::none};
+  return {Causal::none, Causal::top_left, Causal::bottom_right};
+}
+
+void sizes(Run& run) {
+  for (const Problem& p : awkward_sizes(run, Causal::none)) run.forward({p});
+}
+
+void causal(Run& run, Causal alignment) {
+  for (const Problem& p : awkward_sizes(run, alignment)) run.forward({p});
+  // What row i gives must not depend on anything at keys that it does not see, not even by a bit.
+  const Spec spec{shape(37, 45, 16, 1, 2, 2, alignment)};
+  run.each_type([&](auto type) {
+    using T = decltype(type);
+    run.run(std::string("later keys changed ") + type_name<T>(), [&]() -> std::string {
+      ForwardCase<T> before(spec, run.promises().lse), after(spec, run.promises().lse);
+      const Int i = 20, n = visible_keys(before.p, 0, i);
+      const auto change = [&](auto& x) {
+        const Array old = to_array(x);
+        x.fill([&](auto b, auto h, auto j, auto e) {
+          return old.at(b, h, j, e) + (j >= n ? 3.0 + double(e) : 0.0);
+        });
+      };
+      change(after.K);
+      change(after.V);
+      forward(run, before);
+      forward(run, after);
+      for (Int h = 0; h < 2; ++h)
+        for (Int x = 0; x < 16; ++x)
+          if (!(before.O.at(0, h, i, x) == after.O.at(0, h, i, x)))
+            return "O row 20 changed when only keys it must not see changed";
+      return {};
+    });
+  });
+}
+
+void values(Run& run) {
+  std::vector<Data> kinds = {{Kind::normal, 0.01}, {Kind::uniform},       {Kind::integers},
+                             {Kind::equal},        {Kind::level, -5},     {Kind::level, 20},
+                             {Kind::rising, 20},   {Kind::falling, 20},   {Kind::denormal},
+                             {Kind::spike_last, 10}};
+  if (run.promises().large_scores)
+    for (Data d : std::vector<Data>{{Kind::normal, 5},
+                                    {Kind::level, 100},
+                                    {Kind::level, 1e4},
+                                    {Kind::level, -100},
+                                    {Kind::level, -500},
+                                    {Kind::level, -2e4},
+                                    {Kind::level, -1e5},
+                                    {Kind::alternating, 1e4},
+                                    {Kind::rising, 1000},
+                                    {Kind::falling, 1000},
+                                    {Kind::spike_first, 1e4},
+                                    {Kind::spike_middle, 1e4},
+                                    {Kind::spike_last, 1e4}})
+      kinds.push_back(d);
+  for (const Data& data : kinds)
+    for (Causal c : masks(run))
+      for (auto [Nq, Nk] : {std::pair{3, 64}, {33, 97}, {65, 130}})
+        run.forward({shape(Nq, Nk, 16, 1, 1, 1, c), data});
+}
+
+void scale(Run& run) {
+  for (double s : {0.0, 0.1, 1.0, 2.0, -0.7}) {
+    if (s <= 0 && run.promises().positive_scale_only) continue;
+    for (Int d : {1, 8, 64}) {
+      Spec spec{shape(9, 70, d)};
+      spec.p.scale = s;
+      run.forward(spec);
+    }
+  }
+}
+
+template <class T>
+void copy_heads(Buffer<T>& to, const Buffer<T>& from, Int group) {
+  to.fill([&](auto b, auto h, auto i, auto x) {
+    return static_cast<double>(from.at(b, h / group, i, x));
+  });
+}
+
+void heads(Run& run) {
+  for (Causal c : masks(run)) run.forward({shape(13, 21, 8, 3, 6, 2, c)});
+  run.forward({shape(6, 9, 4, 2, 5, 1)});
+  run.each_type([&](auto type) {
+    using T = decltype(type);
+    const std::string t = std::string(" ") + type_name<T>();
+    const bool lse = run.promises().lse;
+    run.run("groups equal repeated keys" + t, [&]() -> std::string {
+      ForwardCase<T> grouped({shape(11, 19, 8, 2, 6, 2)}, lse);
+      ForwardCase<T> repeated({shape(11, 19, 8, 2, 6, 6)}, lse);
+      copy_heads(repeated.K, grouped.K, 3);
+      copy_heads(repeated.V, grouped.V, 3);
+      forward(run, grouped);
+      forward(run, repeated);
+      return same_bits("O", grouped.O, repeated.O);
+    });
+    run.run("one head alone" + t, [&]() -> std::string {
+      ForwardCase<T> all({shape(11, 19, 8, 3, 4, 2)}, lse), one({shape(11, 19, 8)}, lse);
+      const auto take = [](auto& to, const auto& from, Int b, Int h) {
+        to.fill([&](auto, auto, auto i, auto x) {
+          return static_cast<double>(from.at(b, h, i, x));
+        });
+      };
+      take(one.Q, all.Q, 1, 3);
+      take(one.K, all.K, 1, 1);
+      take(one.V, all.V, 1, 1);
+      forward(run, all);
+      forward(run, one);
+      Buffer<T> slice(1, 1, 11, 8);
+      take(slice, all.O, 1, 3);
+      return same_bits("O", one.O, slice);
+    });
+  });
+}
+
+void layouts(Run& run) {
+  using Order = Layout::Order;
+  std::vector<Layout> list = {{Order::BNHD, 0, 0, false, false}, {Order::BHND, 5, 0, false, false},
+                              {Order::BNHD, 3, 1, false, false}, {Order::BHND, 0, 0, true, false},
+                              {Order::BHND, 0, 0, false, true},  {Order::BNHD, 1, 2, true, true}};
+  for (Int offset = 1; offset < 8; ++offset) list.push_back({Order::BHND, 0, offset, false, false});
+  for (const Layout& layout : list)
+    for (Int d : {8, 13})
+      for (Causal c : masks(run)) run.forward({shape(18, 35, d, 2, 4, 2, c), {}, layout});
+}
+
+void lengths(Run& run) {
+  for (Causal c : masks(run))
+    for (auto [Nq, Nk] : {std::pair{7, 70}, {70, 70}, {66, 33}}) {
+      const Spec spec{shape(Nq, Nk, 8, 4, 2, 1, c), {}, {}, {0, 1, Nk / 2, Nk}};
+      run.forward(spec);
+      // Whatever padded keys hold, it must not leak: 0 * NaN is NaN.
+      run.each_type([&](auto type) {
+        using T = decltype(type);
+        run.run(spec.name() + " padding NaN " + type_name<T>(), [&]() -> std::string {
+          ForwardCase<T> clean(spec, run.promises().lse), dirty(spec, run.promises().lse);
+          const auto spoil = [&](auto& x) {
+            const Array old = to_array(x);
+            x.fill([&](auto b, auto h, auto j, auto e) {
+              const bool padding = j >= spec.lengths[static_cast<std::size_t>(b)];
+              return padding ? std::nan("") : old.at(b, h, j, e);
+            });
+          };
+          spoil(dirty.K);
+          spoil(dirty.V);
+          forward(run, clean);
+          forward(run, dirty);
+          const std::string o = same_bits("O", clean.O, dirty.O);
+          return o.empty() && run.promises().lse ? same_bits("LSE", clean.LSE, dirty.LSE) : o;
+        });
+      });
+    }
+}
+
+template <class T>
+std::string rows_are_empty(const ForwardCase<T>& c, bool lse) {
+  std::string text;
+  c.O.for_each([&](auto b, auto h, auto i, auto x) {
+    if (visible_keys(c.p, b, i) == 0 && !(c.O.at(b, h, i, x) == T(0)))
+      text = "O row " + std::to_string(i) + " sees no key and must be exactly 0, got " +
+             std::to_string(c.O.at(b, h, i, x));
+  });
+  c.LSE.for_each([&](auto b, auto h, auto i, auto) {
+    if (lse && visible_keys(c.p, b, i) == 0 && !(double(c.LSE.at(b, h, i)) == -infinity))
+      text = "LSE of row " + std::to_string(i) + ", which sees no key, must be -infinity, got " +
+             std::to_string(c.LSE.at(b, h, i));
+  });
+  return text;
+}
+
+void masked_rows(Run& run) {
+  for (const Spec& spec :
+       {Spec{shape(70, 5, 8, 1, 1, 1, Causal::bottom_right)},
+        Spec{shape(200, 97, 4, 1, 2, 1, Causal::bottom_right)},
+        Spec{shape(6, 6, 8, 2, 1, 1, Causal::none), {}, {}, {0, 6}},
+        Spec{shape(6, 9, 8, 2, 1, 1, Causal::top_left), {Kind::level, -1e5}, {}, {0, 3}},
+        Spec{shape(65, 3, 8, 1, 1, 1, Causal::bottom_right), {Kind::level, -500}}})
+    run.each_type([&](auto type) {
+      using T = decltype(type);
+      if (!spec.lengths.empty() && !run.promises().key_lengths) return;
+      run.run(spec.name() + " " + type_name<T>(), [&]() -> std::string {
+        ForwardCase<T> c(spec, run.promises().lse);
+        forward(run, c);
+        return c.verdict() + rows_are_empty(c, run.promises().lse);
+      });
+    });
+}
+
+void empty_sizes(Run& run) {
+  for (const Problem& p : {shape(5, 7, 8, 0, 2, 1), shape(5, 7, 8, 2, 0, 0), shape(0, 7, 8),
+                           shape(0, 0, 8), shape(5, 0, 8, 2, 2, 1)})
+    run.forward({p});  // where Nk = 0 the oracle wants O = 0 and LSE = -infinity
+}
+
+void non_finite(Run& run) {
+  const double nan = std::nan("");
+  for (Causal c : masks(run))
+    run.each_type([&](auto type) {
+      using T = decltype(type);
+      const std::string t = std::string(" ") + type_name<T>() + " mask " +
+                            std::to_string(static_cast<int>(c));
+      const Int Nq = 40, Nk = 50, d = 8, bad = 23;
+      const Spec spec{shape(Nq, Nk, d, 1, 1, 1, c)};
+      const auto outcome = [&](char tensor, auto expected) -> std::string {
+        ForwardCase<T> clean(spec, run.promises().lse), dirty(spec, run.promises().lse);
+        auto& x = tensor == 'Q' ? dirty.Q : tensor == 'K' ? dirty.K : dirty.V;
+        const Array old = to_array(x);
+        x.fill([&](auto, auto, auto i, auto e) {
+          return i == bad && e == 2 ? nan : old.at(0, 0, i, e);
+        });
+        forward(run, clean);
+        forward(run, dirty);
+        for (Int i = 0; i < Nq; ++i)
+          for (Int e = 0; e < d; ++e) {
+            const T got = dirty.O.at(0, 0, i, e);
+            const int want = expected(i, e);  // 1 NaN, 0 unchanged, -1 either
+            if (want == 1 && !std::isnan(got))
+              return std::string("NaN in ") + tensor + " was lost in O row " + std::to_string(i);
+            if (want == 0 && !(got == clean.O.at(0, 0, i, e)))
+              return std::string("NaN in ") + tensor + " row 23 reached O row " + std::to_string(i);
+          }
+        return {};
+      };
+      const auto seen = [&](Int i) { return bad < visible_keys(spec.p, 0, i); };
+      const auto near = [&](Int i) {  // shares a tile with a row that sees the bad key
+        const Int tile = run.promises().nan_tile;
+        if (tile == 0) return true;
+        return bad / tile * tile < visible_keys(spec.p, 0, std::min(i / tile * tile + tile, Nq) - 1);
+      };
+      run.run("NaN in Q" + t, [&] { return outcome('Q', [&](Int i, Int) { return i == bad; }); });
+      run.run("NaN in K" + t, [&] { return outcome('K', [&](Int i, Int) { return seen(i); }); });
+      run.run("NaN in V" + t, [&] {
+        return outcome('V', [&](Int i, Int e) {
+          return e != 2 ? 0 : seen(i) ? 1 : near(i) ? -1 : 0;
+        });
+      });
+      run.run("score of -infinity" + t, [&] {
+        ForwardCase<T> x(spec, run.promises().lse);
+        const Array q = to_array(x.Q), k = to_array(x.K);
+        x.Q.fill([&](auto, auto, auto i, auto e) { return e ? q.at(0, 0, i, e) : 1.0; });
+        x.K.fill([&](auto, auto, auto j, auto e) {
+          return e == 0 && j % 3 == 1 ? -infinity : k.at(0, 0, j, e);
+        });
+        forward(run, x);
+        return x.verdict();
+      });
+    });
+}
+
+void invariances(Run& run) {
+  run.each_type([&](auto type) {
+    using T = decltype(type);
+    const std::string t = std::string(" ") + type_name<T>();
+    const bool lse = run.promises().lse;
+    const Int Nq = 21, Nk = 67, d = 8;
+    const Spec spec{shape(Nq, Nk, d)};
+    const auto scaled = [](auto& x, double factor) {
+      const Array old = to_array(x);
+      x.fill([&](auto b, auto h, auto i, auto e) { return factor * old.at(b, h, i, e); });
+    };
+    run.run("Q * 4 with K / 4 leaves every bit" + t, [&]() -> std::string {
+      ForwardCase<T> x(spec, lse), y(spec, lse);
+      scaled(y.Q, 4);
+      scaled(y.K, 0.25);
+      forward(run, x);
+      forward(run, y);
+      return same_bits("O", x.O, y.O);
+    });
+    run.run("V * -8 gives O * -8, bit by bit" + t, [&]() -> std::string {
+      ForwardCase<T> x(spec, lse), y(spec, lse);
+      scaled(y.V, -8);
+      forward(run, x);
+      forward(run, y);
+      scaled(x.O, -8);
+      return same_bits("O", x.O, y.O);
+    });
+    run.run("V constant gives that constant" + t, [&]() -> std::string {
+      ForwardCase<T> x(spec, lse);
+      x.V.fill([](auto...) { return 3.0; });
+      forward(run, x);
+      return x.verdict();
+    });
+    run.run("V = identity reads P: rows sum to 1" + t, [&]() -> std::string {
+      ForwardCase<T> x({shape(Nq, 16, 16)}, lse);
+      x.V.fill([](auto, auto, auto j, auto e) { return j == e ? 1.0 : 0.0; });
+      forward(run, x);
+      for (Int i = 0; i < Nq; ++i) {
+        double sum = 0;
+        for (Int e = 0; e < 16; ++e) {
+          const double P = static_cast<double>(x.O.at(0, 0, i, e));
+          if (!(P >= 0)) return "P has an element that is not >= 0";
+          sum += P;
+        }
+        if (!(std::fabs(sum - 1) <= 1e-5)) return "row " + std::to_string(i) + " of P sums to " +
+                                                  std::to_string(sum);
+      }
+      return {};
+    });
+    run.run("permuted keys, doubled keys" + t, [&]() -> std::string {
+      ForwardCase<T> x(spec, lse), y({shape(Nq, 2 * Nk, d)}, lse);
+      const auto twice = [&](auto& to, const auto& from) {
+        to.fill([&](auto b, auto h, auto j, auto e) {
+          return static_cast<double>(from.at(b, h, (j * 5 + 3) % Nk, e));
+        });
+      };
+      twice(y.K, x.K);
+      twice(y.V, x.V);
+      forward(run, x);
+      forward(run, y);
+      Comparison o("O of doubled keys"), l("LSE of doubled keys");
+      const ForwardOracle want =
+          oracle_forward(x.p, to_array(x.Q), to_array(x.K), to_array(x.V));
+      x.O.for_each([&](auto b, auto h, auto i, auto e) {
+        o.add(b, h, i, e, double(y.O.at(b, h, i, e)), double(x.O.at(b, h, i, e)),
+              2 * forward_tolerance<T>(want.A.at(b, h, i), want.PV.at(b, h, i, e)));
+        if (lse && e == 0)
+          l.add(b, h, i, e, double(y.LSE.at(b, h, i)), double(x.LSE.at(b, h, i)) + std::log(2.0),
+                2 * lse_tolerance<T>(want.LSE.at(b, h, i)));
+      });
+      return o.report() + l.report();
+    });
+    run.run("keys shifted by one vector leave O" + t, [&]() -> std::string {
+      ForwardCase<T> x(spec, lse);
+      const Array k = to_array(x.K);
+      x.K.fill([&](auto b, auto h, auto j, auto e) { return k.at(b, h, j, e) + 0.5 * double(e); });
+      forward(run, x);
+      ForwardCase<T> y(spec, lse);
+      forward(run, y);
+      Comparison o("O");
+      const ForwardOracle want =
+          oracle_forward(x.p, to_array(x.Q), to_array(x.K), to_array(x.V));
+      x.O.for_each([&](auto b, auto h, auto i, auto e) {
+        o.add(b, h, i, e, double(x.O.at(b, h, i, e)), double(y.O.at(b, h, i, e)),
+              2 * forward_tolerance<T>(want.A.at(b, h, i), want.PV.at(b, h, i, e)));
+      });
+      return o.report();
+    });
+    run.run("one key: O = V, bit by bit" + t, [&]() -> std::string {
+      ForwardCase<T> x({shape(5, 1, d)}, lse);
+      forward(run, x);
+      for (Int i = 0; i < 5; ++i)
+        for (Int e = 0; e < d; ++e)
+          if (!(x.O.at(0, 0, i, e) == x.V.at(0, 0, 0, e))) return "O differs from V";
+      return {};
+    });
+  });
+}
+
+void determinism(Run& run) {
+  run.each_type([&](auto type) {
+    using T = decltype(type);
+    run.run(std::string("ten runs ") + type_name<T>(), [&]() -> std::string {
+      const Spec spec{shape(65, 130, 16, 2, 4, 2)};
+      ForwardCase<T> first(spec, run.promises().lse), again(spec, run.promises().lse);
+      forward(run, first);
+      for (int n = 0; n < 10; ++n) {
+        forward(run, again);
+        const std::string difference = same_bits("O", first.O, again.O);
+        if (!difference.empty()) return difference;
+      }
+      return {};
+    });
+  });
+}
+
+void memory(Run& run) {
+  run.each_type([&](auto type) {
+    using T = decltype(type);
+    for (Int N : run.small() ? std::vector<Int>{64} : std::vector<Int>{64, 300, 1000}) {
+      const Spec spec{shape(N, N, 64, 1, 2, 2)};
+      run.run(spec.name() + " " + type_name<T>(), [&]() -> std::string {
+        ForwardCase<T> c(spec, run.promises().lse);
+        const ForwardCall<T> call = c.call();
+        const auto& function = run.functions<T>().forward;
+        const double bytes = static_cast<double>(peak_heap_bytes([&] { function(call); }));
+        const double most = run.promises().extra_bytes(c.p) * (sizeof(T) / 4.0);
+        if (bytes <= most) return {};
+        return "took " + std::to_string(bytes) + " bytes beyond its arguments, promised at most " +
+               std::to_string(most);
+      });
+    }
+  });
+}
+
+void errors(Run& run) {
+  run.each_type([&](auto type) {
+    using T = decltype(type);
+    const Spec good{shape(6, 7, 8, 2, 4, 2), {}, {}, {}};
+    const auto refuse = [&](const std::string& name, std::vector<std::string> words, auto change) {
+      run.run("refuses " + name + " " + type_name<T>(), [&]() -> std::string {
+        ForwardCase<T> c(good, run.promises().lse);
+        ForwardCall<T> call = c.call();
+        change(call);
+        std::string text =
+            expect_refusal([&] { run.functions<T>().forward(call); }, words);
+        if (text.empty() && !c.O.changed().empty()) text = "refused, but only after writing to O";
+        return text;
+      });
+    };
+    using Call = ForwardCall<T>;
+    const double nan = std::nan("");
+    refuse("Nq < 0", {"Nq", "-1"}, [](Call& c) { c.p.Nq = -1; });
+    refuse("Nk < 0", {"Nk", "-3"}, [](Call& c) { c.p.Nk = -3; });
+    refuse("B < 0", {"B", "-1"}, [](Call& c) { c.p.B = -1; });
+    refuse("d = 0", {"d must", "0"}, [](Call& c) { c.p.d = 0; });
+    refuse("d too large", {"d must", std::to_string(run.promises().max_d)},
+           [&](Call& c) { c.p.d = run.promises().max_d + 1; });
+    refuse("Hq no multiple of Hkv", {"Hq", "Hkv", "3"}, [](Call& c) { c.p.Hkv = 3; });
+    refuse("Hkv = 0", {"Hkv"}, [](Call& c) { c.p.Hkv = 0; });
+    refuse("sizes beyond 64 bits", {"64 bits"}, [](Call& c) { c.p.Nq = Int(1) << 60; });
+    refuse("scale NaN", {"scale", "finite"}, [&](Call& c) { c.p.scale = nan; });
+    refuse("scale infinite", {"scale", "finite"}, [&](Call& c) { c.p.scale = infinity; });
+    refuse("Q null", {"Q", "null"}, [](Call& c) { c.t.Q.data = nullptr; });
+    refuse("V null", {"V", "null"}, [](Call& c) { c.t.V.data = nullptr; });
+    refuse("O null", {"O", "null"}, [](Call& c) { c.t.O.data = nullptr; });
+    refuse("O on top of Q", {"O overlaps Q"}, [](Call& c) { c.t.Q = c.t.O; });
+    refuse("O on top of V by one element", {"O overlaps V"}, [](Call& c) {
+      c.t.V = View<const T>(c.t.O);
+      c.t.V.data -= 2 * 2 * 7 * 8 - 1;
+      c.t.V.head = 7 * 8;
+      c.t.V.batch = 2 * 7 * 8;
+    });
+    refuse("O with stride 0", {"rows of O share memory"}, [](Call& c) { c.t.O.row = 0; });
+    refuse("O with rows that overlap", {"rows of O share memory"},
+           [](Call& c) { c.t.O.row = c.p.d - 1; });
+    if (run.promises().lse)
+      refuse("LSE on top of O", {"LSE overlaps O"},
+             [](Call& c) { c.t.LSE = reinterpret_cast<Stat<T>*>(c.t.O.data); });
+    if (run.promises().positive_scale_only)
+      refuse("scale 0", {"scale"}, [](Call& c) { c.p.scale = 0; });
+    static const Int long_lengths[] = {7, 8}, negative[] = {-1, 7}, fine[] = {7, 7};
+    if (run.promises().key_lengths) {
+      refuse("key length > Nk", {"key_lengths[1]", "7", "8"},
+             [](Call& c) { c.p.key_lengths = long_lengths; });
+      refuse("key length < 0", {"key_lengths[0]", "-1"},
+             [](Call& c) { c.p.key_lengths = negative; });
+    } else {
+      refuse("key lengths, which it does not promise", {"key_lengths"},
+             [](Call& c) { c.p.key_lengths = fine; });
+    }
+    if (!run.promises().causal)
+      for (Causal m : {Causal::top_left, Causal::bottom_right})
+        refuse("a causal mask, which it does not promise", {"causal"},
+               [m](Call& c) { c.p.causal = m; });
+    static Stat<T> some_lse[2 * 4 * 6];
+    if (!run.promises().lse)
+      refuse("LSE, which it does not promise", {"LSE"}, [](Call& c) { c.t.LSE = some_lse; });
+    // Q, K and V of one packed tensor [B, N, 3, H, d] cross in memory without sharing an element.
+    run.run(std::string("takes packed Q, K, V, O ") + type_name<T>(), [&]() -> std::string {
+      Buffer<T> packed(2, 4 * 2, 6, 8, {Layout::Order::BNHD, 0, 0, false, false});
+      packed.fill([&](auto b, auto h, auto i, auto x) {
+        return element({}, 'Q', good.p, 5, b, h, i, x);
+      });
+      const View<T> all = packed.view();
+      const auto part = [&](Int n) { return View<T>{all.at(0, 2 * n), all.batch, all.head, all.row}; };
+      ForwardCall<T> call{shape(6, 6, 8, 2, 2, 2),
+                          {part(0), part(1), part(2), part(3), nullptr},
+                          {packed.storage()}};
+      run.functions<T>().forward(call);
+      return packed.written_outside();
+    });
+  });
+}
+
+void fuzz(Run& run) {
+  const char* seed_text = std::getenv("FA_FUZZ_SEED");
+  const char* count_text = std::getenv("FA_FUZZ_CASES");
+  const std::uint64_t seed = seed_text ? std::strtoull(seed_text, nullptr, 10) : 20;
+  const int count = count_text ? std::atoi(count_text) : run.small() ? 12 : 100;
+  std::cout << "fuzz: seed " << seed << ", " << count
+            << " cases (FA_FUZZ_SEED and FA_FUZZ_CASES choose others)\n";
+  const Int edges[] = {1, 2, 3, 5, 15, 16, 17, 31, 33, 47, 63, 64, 65, 79, 97, 127, 128, 129};
+  for (int n = 0; n < count; ++n) {
+    std::uint64_t draw = 0;
+    const auto pick = [&](Int lo, Int hi) {
+      return integer(seed * 1000003 + static_cast<std::uint64_t>(n), draw++, lo, hi);
+    };
+    const auto size = [&](Int most) {
+      return std::min(most, pick(0, 1) ? edges[pick(0, std::ssize(edges) - 1)] : pick(1, most));
+    };
+    const Int Hkv = pick(1, 3), most_N = run.small() ? 48 : 140;
+    Spec spec{shape(size(most_N), size(most_N), size(std::min<Int>(130, run.promises().max_d)),
+                    pick(1, 3), Hkv * pick(1, 3), Hkv)};
+    spec.seed = static_cast<std::uint64_t>(pick(1, 1 << 30));
+    if (run.promises().causal) spec.p.causal = static_cast<Causal>(pick(0, 2));
+    if (run.promises().key_lengths && pick(0, 2) == 0)
+      for (Int b = 0; b < spec.p.B; ++b) spec.lengths.push_back(pick(0, spec.p.Nk));
+    if (pick(0, 3) == 0) spec.p.scale = 0.05 * double(pick(1, 20));
+    spec.layout = {pick(0, 1) ? Layout::Order::BNHD : Layout::Order::BHND, pick(0, 5), pick(0, 7),
+                   pick(0, 4) == 0, pick(0, 4) == 0};
+    if (run.promises().large_scores) {
+      const double levels[] = {10, -5, -500, -2e4, 1e4};
+      spec.data.kind = static_cast<Kind>(pick(0, static_cast<Int>(Kind::denormal)));
+      if (spec.data.kind > Kind::equal && spec.data.kind < Kind::denormal)
+        spec.data.level = levels[pick(0, 4)];
+    }
+    run.forward(spec);
+  }
+}
+
+}  // namespace
+
+std::vector<Family> forward_families() {
+  const auto with_masks = [](const StageUnderTest& s) { return s.promises.causal; };
+  return {
+      {"Sizes", "plain problems of awkward sizes, against the double-precision oracle", always,
+       sizes},
+      {"Values", "scores that are tiny, equal, huge, far below zero, rising, falling", always,
+       values},
+      {"Scale", "scale is applied once, and 1/sqrt(d) only by default", always, scale},
+      {"Heads", "query head h reads key head h / (Hq / Hkv); heads do not mix", always, heads},
+      {"Layouts", "strides, gaps and unaligned rows are honoured; nothing outside is written",
+       always, layouts},
+      {"Empty", "B, H or Nq = 0: nothing to do; Nk = 0: O = 0 and LSE = -infinity", always,
+       empty_sizes},
+      {"NonFinite", "NaN reaches the rows that see it, and only those", always, non_finite},
+      {"Invariances", "what must stay the same when inputs are scaled, permuted, doubled, shifted",
+       always, invariances},
+      {"Determinism", "the same call gives the same bits", always, determinism},
+      {"CausalTopLeft", "row i sees keys j <= i, the diagonal included", with_masks,
+       [](Run& run) { causal(run, Causal::top_left); }},
+      {"CausalBottomRight", "row i sees keys j <= i + Nk - Nq", with_masks,
+       [](Run& run) { causal(run, Causal::bottom_right); }},
+      {"MaskedRows", "a row that sees no key: O = 0 exactly, LSE = -infinity, never NaN",
+       with_masks, masked_rows},
+      {"KeyLengths", "keys at or past the length are not seen, whatever they hold",
+       [](const StageUnderTest& s) { return s.promises.key_lengths; }, lengths},
+      {"Memory", "no more memory than promised",
+       [](const StageUnderTest& s) { return bool(s.promises.extra_bytes); }, memory},
+      {"Errors", "bad arguments and what is not promised are refused in words, before any write",
+       always, errors},
+      {"Fuzz", "random problems within the promises", always, fuzz},
+  };
+}
+
+}  // namespace fa::harness

@@ -1,0 +1,54 @@
+// The judge: attention in double precision, three plain loops, with a mask predicate of its own. It
+// shares no code with any stage and is never timed.
+#pragma once
+#include <cstdint>
+#include <vector>
+
+#include "common/core/problem.hpp"
+
+namespace fa::harness {
+
+// A tensor [B, H, N, d] in double, contiguous.
+struct Array {
+  std::int64_t B = 0, H = 0, N = 0, d = 0;
+  std::vector<double> data;
+
+  Array() = default;
+  Array(std::int64_t B_, std::int64_t H_, std::int64_t N_, std::int64_t d_)
+      : B(B_), H(H_), N(N_), d(d_), data(static_cast<std::size_t>(B_ * H_ * N_ * d_)) {}
+  double& at(std::int64_t b, std::int64_t h, std::int64_t i, std::int64_t x = 0) {
+    return data[static_cast<std::size_t>(((b * H + h) * N + i) * d + x)];
+  }
+  double at(std::int64_t b, std::int64_t h, std::int64_t i, std::int64_t x = 0) const {
+    return const_cast<Array*>(this)->at(b, h, i, x);
+  }
+};
+
+// Row r of every array below is query rows[r].
+struct ForwardOracle {
+  std::vector<std::int64_t> rows;
+  Array O;     // [B, Hq, rows, d]
+  Array LSE;   // [B, Hq, rows, 1]; -infinity where a row sees no key
+  Array PV;    // [B, Hq, rows, d]: sum_j P_ij |V_jx|, what the tolerance of O_ix is made of
+  Array A;     // [B, Hq, rows, 1]: max over visible j of |scale| sum_x |q_ix k_jx|
+};
+
+struct BackwardOracle {
+  Array dQ, dK, dV;
+  double A = 0;      // the largest A of all rows
+  double noise = 0;  // largest term that cancels in dS = P (dP - D): what rounding acts on
+};
+
+// May query i of batch b see key j? Written from the definitions, not from fa::Mask.
+bool sees(const Problem& p, std::int64_t b, std::int64_t i, std::int64_t j);
+
+ForwardOracle oracle_forward(const Problem& p, const Array& Q, const Array& K, const Array& V);
+
+// Only some queries (the same ones in every head), so that long sequences stay cheap.
+ForwardOracle oracle_rows(const Problem& p, const Array& Q, const Array& K, const Array& V,
+                          std::vector<std::int64_t> rows);
+
+BackwardOracle oracle_backward(const Problem& p, const Array& Q, const Array& K, const Array& V,
+                               const Array& dO);
+
+}  // namespace fa::harness
