@@ -19,7 +19,7 @@ void attention(const MatrixMap<const T>& Q, const MatrixMap<const T>& K, const M
 
   // [quote softmax]
   for (Eigen::Index i = 0; i < S.rows(); ++i) {
-    const Eigen::Index n = mask.visible_keys(i);  // this row sees keys [0, n)
+    Eigen::Index n = mask.visible_keys(i);  // this row sees keys [0, n)
     T m = -infinity, l = 0;
 
     // (2) m_i = max_j S_ij over the visible keys; a row that sees nothing keeps -infinity
@@ -27,24 +27,25 @@ void attention(const MatrixMap<const T>& Q, const MatrixMap<const T>& K, const M
     if (n > 0) m = S.row(i).head(n).maxCoeff();
     // [end]
 
-    // -infinity - (-infinity) is NaN: where there is no weight to give, any finite m will do
-    const T shift = m == -infinity ? T(0) : m;
+    // Scores that are all -infinity leave no weight to give, like a row that sees nothing. Without
+    // this line (3) would subtract -infinity from -infinity, which is NaN.
+    if (m == -infinity) n = 0;
 
     // (3) P_ij = exp(S_ij - m_i), between 0 and 1;  l_i = sum_j P_ij, at least 1
     // [step 01.2: second pass, exponentials of the difference and their sum (2 lines)]
-    P.row(i).head(n) = (S.row(i).head(n).array() - shift).exp();
+    P.row(i).head(n) = (S.row(i).head(n).array() - m).exp();
     l = P.row(i).head(n).sum();
     // [end]
 
-    // (4) divide by l_i; keys that the mask hides get weight 0, and so does a row without weight
-    // [step 01.3: third pass, normalise what is visible and clear what is not (2 lines)]
-    P.row(i).head(n) *= l == 0 ? T(0) : 1 / l;
+    // (4) the visible keys share the row by weight; the hidden ones get nothing
+    // [step 01.3: third pass, divide by the sum, and clear what is hidden (2 lines)]
+    P.row(i).head(n) /= l;
     P.row(i).tail(Nk - n).setZero();
     // [end]
 
     // (5) L_i = log sum_j exp(S_ij) = m_i + log l_i: the whole normaliser in one number
     // [step 01.4: the log-sum-exp, if it is wanted (1 line)]
-    if (LSE) LSE[i] = shift + std::log(l);
+    if (LSE) LSE[i] = m + std::log(l);
     // [end]
   }
   // [end quote]

@@ -265,6 +265,16 @@ void non_finite(Run& run) {
         forward(run, x);
         return x.verdict();
       });
+      // No weight anywhere: like a row that sees no key. A method that does not promise large scores
+      // divides 0 by 0 here.
+      if (run.promises().large_scores)
+        run.run("every score -infinity" + t, [&] {
+          ForwardCase<T> x(spec, run.promises().lse);
+          x.Q.fill([](auto, auto, auto, auto e) { return e ? 0.5 : 1.0; });
+          x.K.fill([](auto, auto, auto, auto e) { return e ? 1.0 : -infinity; });
+          forward(run, x);
+          return x.verdict();
+        });
     });
 }
 
