@@ -1,6 +1,14 @@
 # What is installed comes first; what is missing is fetched at a pinned commit.
 include(FetchContent)
 find_package(Threads REQUIRED)
+
+# The first Python that can draw, else the first one; charts need matplotlib, nothing else does.
+foreach(candidate IN ITEMS $ENV{FA_PYTHON} python3 /usr/bin/python3)
+  execute_process(COMMAND ${candidate} -c "import matplotlib" RESULT_VARIABLE failed OUTPUT_QUIET ERROR_QUIET)
+  if(NOT Python3_EXECUTABLE AND failed EQUAL 0)
+    find_program(Python3_EXECUTABLE ${candidate})
+  endif()
+endforeach()
 find_package(Python3 COMPONENTS Interpreter)
 if(NOT Python3_FOUND)
   message(FATAL_ERROR "Python 3 was not found; it applies marks and draws charts. "

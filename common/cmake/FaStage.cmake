@@ -7,6 +7,7 @@
 #   stage01         the library
 #   stage01_tests   registered as stage01.*       `ctest -R stage01` runs exactly these
 #   stage01_bench   the benchmark, and a smoke run of it
+#   stage01_all     builds all of these
 #   mutants         registered as stage01.mutant.*: each must be caught by the test that it names
 #   exercise01_tests, hunt01_tests   the same tests on the reader's own files (FA_LEARN)
 set(FA_PRACTICE ${PROJECT_SOURCE_DIR}/common/harness/practice)
@@ -31,11 +32,13 @@ function(fa_add_stage id name)
   endforeach()
   add_library(${stage} STATIC $<TARGET_OBJECTS:${stage}_entry> ${objects})
   target_link_libraries(${stage} PUBLIC fa_core)
+  add_custom_target(${stage}_all DEPENDS ${stage})
 
   if(BUILD_TESTING)
     add_library(${stage}_check OBJECT check/test.cpp)
     target_link_libraries(${stage}_check PUBLIC fa_harness ${S_PREVIOUS} PRIVATE fa_warnings)
     fa_stage_tests(${stage}_tests ${stage} "" "")
+    add_dependencies(${stage}_all ${stage}_tests)
     gtest_discover_tests(${stage}_tests TEST_PREFIX ${stage}. DISCOVERY_MODE PRE_TEST
       PROPERTIES LABELS ${stage} TIMEOUT 120)
   endif()
@@ -43,6 +46,7 @@ function(fa_add_stage id name)
   if(FA_BENCHMARKS)
     add_executable(${stage}_bench check/bench.cpp)
     target_link_libraries(${stage}_bench PRIVATE ${stage} ${S_PREVIOUS} fa_bench fa_warnings)
+    add_dependencies(${stage}_all ${stage}_bench)
     if(BUILD_TESTING)
       add_test(NAME ${stage}.bench_smoke COMMAND ${stage}_bench --smoke)
       set_tests_properties(${stage}.bench_smoke PROPERTIES LABELS ${stage} TIMEOUT 60)
@@ -66,6 +70,7 @@ function(fa_add_stage id name)
                 apply ${list} ${mutant} ${dir} -o ${mutated}
         DEPENDS ${list} ${dir}/${file} ${FA_PRACTICE}/mutants.py VERBATIM)
       fa_stage_tests(${stage}_mutant_${mutant} ${stage} ${file} ${mutated})
+      add_dependencies(${stage}_all ${stage}_mutant_${mutant})
       add_test(NAME ${stage}.mutant.${mutant}
         COMMAND ${Python3_EXECUTABLE} ${FA_PRACTICE}/mutants.py
                 verdict $<TARGET_FILE:${stage}_mutant_${mutant}> ${killer})
@@ -121,6 +126,7 @@ endfunction()
 # A stage that does not exist yet: registered, so that `ctest -R stage04` says so instead of nothing.
 function(fa_planned_stage id about)
   set_property(GLOBAL APPEND PROPERTY FA_SUMMARY "${id}  not built yet (${about})")
+  add_custom_target(stage${id}_all)
   if(BUILD_TESTING)
     add_test(NAME stage${id}.not_built_yet
       COMMAND ${CMAKE_COMMAND} -E echo "[  SKIPPED ] stage ${id}, ${about}: not built yet")
