@@ -5,19 +5,21 @@
 namespace fa::naive {
 namespace {
 
-void check(const Problem& p, int matrices, std::size_t element) {
+// `matrices` counts those of Nq x Nk, `jacobians` those of Nk x Nk.
+void check(const Problem& p, int matrices, int jacobians, std::size_t element) {
   check_problem("naive", p, 512);
   require(p.causal == Causal::none, "naive: has no causal mask; stage 01 has");
   require(!p.key_lengths, "naive: has no key_lengths; stage 01 has");
-  check_memory("naive", std::to_string(matrices) + " matrices of Nq x Nk",
-               double(matrices) * double(p.Nq) * double(p.Nk) * double(element));
+  check_memory(
+      "naive", std::to_string(matrices) + " matrices of Nq x Nk",
+      (matrices * double(p.Nq) + jacobians * double(p.Nk)) * double(p.Nk) * double(element));
 }
 
 }  // namespace
 
 template <class T>
 void forward(const Problem& p, const Forward<T>& t, const Options&) {
-  check(p, 2, sizeof(T));
+  check(p, 2, 0, sizeof(T));
   require(!t.LSE, "naive: does not compute LSE, pass null; stage 01 does");
   check_tensors("naive", p, t);
   for (std::int64_t b = 0; b < p.B; ++b)
@@ -30,7 +32,7 @@ void forward(const Problem& p, const Forward<T>& t, const Options&) {
 
 template <class T>
 void backward(const Problem& p, const Backward<T>& t, const Options& options) {
-  check(p, options.gradient == SoftmaxGradient::jacobian ? 5 : 4, sizeof(T));
+  check(p, 4, options.gradient == SoftmaxGradient::jacobian, sizeof(T));
   check_tensors("naive", p, t);
   for (std::int64_t b = 0; b < p.B; ++b)
     for (std::int64_t g = 0; g < p.Hkv; ++g) {

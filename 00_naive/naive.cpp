@@ -1,11 +1,11 @@
-// Attention in five lines. Each is one equation of the chapter and one Eigen expression.
+// Attention in five lines: two matrices, then the three equations of the chapter.
 #include "00_naive/naive.hpp"
 
 namespace fa::naive {
 
 template <class T>
-void attention(const MatrixMap<const T>& Q, const MatrixMap<const T>& K, const MatrixMap<const T>& V,
-               T scale, MatrixMap<T> O) {
+void attention(const MatrixMap<const T>& Q, const MatrixMap<const T>& K,
+               const MatrixMap<const T>& V, T scale, MatrixMap<T> O) {
   // [quote attention]
   Matrix<T> S(Q.rows(), K.rows()), P(Q.rows(), K.rows());  // [Nq, Nk] each: the cost of the stage
 
@@ -14,7 +14,7 @@ void attention(const MatrixMap<const T>& Q, const MatrixMap<const T>& K, const M
   S.noalias() = scale * Q * K.transpose();
   // [end]
 
-  // (2) P_ij = exp(S_ij) / sum_j exp(S_ij): each row becomes weights that sum to 1
+  // (2) P_ij = exp(S_ij) / l_i, l_i = sum_j exp(S_ij): each row becomes weights that sum to 1
   // [step 00.2: exponentials, then divide each row by its sum (2 lines)]
   P = S.array().exp();
   P.array().colwise() /= P.rowwise().sum().eval().array();

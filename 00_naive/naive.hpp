@@ -13,22 +13,23 @@ struct Options {
 };
 
 // O = softmax(scale Q K^T) V for every batch entry and head. T: float or double.
-// Promises sizes, groups of heads, strides, any finite scale. No mask, no LSE. exp is not guarded:
-// in float a score above 88.7 overflows and the row becomes NaN (stage 01 mends that).
+// Promises sizes, groups of heads, strides, any finite scale. No mask, no LSE. exp is not guarded: in
+// float a row breaks once a score passes 88 (exp, or the sum of them, overflows) and once all of its
+// scores lie below -87 (the sum is 0). Stage 01 mends both.
 // Extra memory: 2 Nq Nk elements. Throws std::invalid_argument, before any write, for arguments
 // outside these promises or more memory than is free.
 template <class T>
 void forward(const Problem& p, const Forward<T>& t, const Options& options = {});
 
 // dQ, dK, dV from Q, K, V and dO; P is recomputed, O and LSE are not read and may be null.
-// Extra memory: 4 Nq Nk elements (5 with the Jacobian). Errors as above.
+// Extra memory: 4 Nq Nk elements (with the Jacobian Nk Nk more). Errors as above.
 template <class T>
 void backward(const Problem& p, const Backward<T>& t, const Options& options = {});
 
 // The lessons: one head. Q, O: [Nq, d]; K, V: [Nk, d].
 template <class T>
-void attention(const MatrixMap<const T>& Q, const MatrixMap<const T>& K, const MatrixMap<const T>& V,
-               T scale, MatrixMap<T> O);
+void attention(const MatrixMap<const T>& Q, const MatrixMap<const T>& K,
+               const MatrixMap<const T>& V, T scale, MatrixMap<T> O);
 
 // Adds to dK and dV, because several query heads may share a key head.
 template <class T>

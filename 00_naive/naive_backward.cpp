@@ -8,8 +8,9 @@ template <class T>
 void attention_backward(const MatrixMap<const T>& Q, const MatrixMap<const T>& K,
                         const MatrixMap<const T>& V, const MatrixMap<const T>& dO, T scale,
                         SoftmaxGradient form, MatrixMap<T> dQ, MatrixMap<T> dK, MatrixMap<T> dV) {
-  // (1), (2) once more
-  Matrix<T> P = (scale * Q * K.transpose()).array().exp();
+  // (1), (2) once more; S becomes P in place
+  Matrix<T> P = scale * Q * K.transpose();
+  P = P.array().exp();
   P.array().colwise() /= P.rowwise().sum().eval().array();
 
   // [quote backward]
@@ -23,11 +24,11 @@ void attention_backward(const MatrixMap<const T>& Q, const MatrixMap<const T>& K
 
   // (5) from P = softmax(S), row by row
   if (form == SoftmaxGradient::jacobian) {
-    // dS_i = J dP_i with J = dP_i/dS_i = diag(P_i) - P_i P_i^T, an Nk x Nk matrix for every row
+    // dS_i = J dP_i with the Jacobian of softmax, J = diag(P_i) - P_i P_i^T: [Nk, Nk] for every row
     for (Eigen::Index i = 0; i < P.rows(); ++i) {
       const Vector<T> P_i = P.row(i);
-      Matrix<T> J = -P_i * P_i.transpose();
-      J.diagonal() += P_i;
+      Matrix<T> J = P_i.asDiagonal();
+      J -= P_i * P_i.transpose();
       dS.row(i) = J * dP.row(i).transpose();
     }
   } else {
@@ -47,8 +48,8 @@ void attention_backward(const MatrixMap<const T>& Q, const MatrixMap<const T>& K
 }
 
 template void attention_backward(const MatrixMap<const float>&, const MatrixMap<const float>&,
-                                 const MatrixMap<const float>&, const MatrixMap<const float>&, float,
-                                 SoftmaxGradient, MatrixMap<float>, MatrixMap<float>,
+                                 const MatrixMap<const float>&, const MatrixMap<const float>&,
+                                 float, SoftmaxGradient, MatrixMap<float>, MatrixMap<float>,
                                  MatrixMap<float>);
 template void attention_backward(const MatrixMap<const double>&, const MatrixMap<const double>&,
                                  const MatrixMap<const double>&, const MatrixMap<const double>&,

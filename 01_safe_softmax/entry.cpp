@@ -13,11 +13,10 @@ void forward(const Problem& p, const Forward<T>& t, const Options&) {
   check_tensors("safe_softmax", p, t);
   for (std::int64_t b = 0; b < p.B; ++b)
     for (std::int64_t h = 0; h < p.Hq; ++h)
-      attention<T>(as_matrix(t.Q.rows(b, h, p.Nq, p.d)),
-                   as_matrix(t.K.rows(b, p.key_head(h), p.Nk, p.d)),
-                   as_matrix(t.V.rows(b, p.key_head(h), p.Nk, p.d)), T(p.softmax_scale()),
-                   Mask(p, b), as_matrix(t.O.rows(b, h, p.Nq, p.d)),
-                   t.LSE ? t.LSE + (b * p.Hq + h) * p.Nq : nullptr);
+      attention<T>(
+          as_matrix(t.Q.rows(b, h, p.Nq, p.d)), as_matrix(t.K.rows(b, p.key_head(h), p.Nk, p.d)),
+          as_matrix(t.V.rows(b, p.key_head(h), p.Nk, p.d)), T(p.softmax_scale()), Mask(p, b),
+          as_matrix(t.O.rows(b, h, p.Nq, p.d)), t.LSE ? t.LSE + (b * p.Hq + h) * p.Nq : nullptr);
 }
 
 template void forward(const Problem&, const Forward<float>&, const Options&);

@@ -1,6 +1,6 @@
 // Time and memory of stage 00 against the length of the sequence.
-#include "00_naive/naive.hpp"
 #include "common/harness/bench.hpp"
+#include "00_naive/naive.hpp"
 
 void fa::bench::register_benchmarks(Size size) {
   for (std::int64_t N : sizes(size, {256, 512, 1024, 2048, 4096}, {8192})) {

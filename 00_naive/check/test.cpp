@@ -14,8 +14,9 @@ using namespace fa::harness;
 
 template <class T>
 Functions<T> functions() {
-  return {on_host_forward<T>([](const Problem& p, const Forward<T>& t) { naive::forward(p, t); }),
-          on_host_backward<T>([](const Problem& p, const Backward<T>& t) { naive::backward(p, t); })};
+  return {
+      on_host_forward<T>([](const Problem& p, const Forward<T>& t) { naive::forward(p, t); }),
+      on_host_backward<T>([](const Problem& p, const Backward<T>& t) { naive::backward(p, t); })};
 }
 
 StageUnderTest stage() {
@@ -48,9 +49,8 @@ TEST(Overflow, ScoresOf80AreFineScoresOf100AreNot) {
   ForwardCase<float> broken({square(8, 4), {Data::Kind::level, 100}}, false);
   naive::forward(broken.p, broken.call().t);
   int finite = 0;
-  broken.O.for_each([&](auto b, auto h, auto i, auto x) {
-    finite += std::isfinite(broken.O.at(b, h, i, x));
-  });
+  broken.O.for_each(
+      [&](auto b, auto h, auto i, auto x) { finite += std::isfinite(broken.O.at(b, h, i, x)); });
   EXPECT_EQ(finite, 0) << "exp(100) does not fit a float, so no output can be a number";
 }
 

@@ -1,7 +1,7 @@
 // What safety buys (error against the size of the scores) and what it costs (time against stage 00).
+#include "common/harness/bench.hpp"
 #include "00_naive/naive.hpp"
 #include "01_safe_softmax/safe_softmax.hpp"
-#include "common/harness/bench.hpp"
 
 void fa::bench::register_benchmarks(Size size) {
   const auto stage00 = [](const Problem& q, const Forward<float>& t) { naive::forward(q, t); };

@@ -5,23 +5,27 @@ from results import Results, group, median, ratio
 
 
 def charts(r: Results) -> list[Chart | Table]:
-    error = {variant: r.select(what="error", variant=variant, dtype="f32") for variant in ("naive", "safe_softmax")}
+    def rows(what: str, stage: str, **where: float) -> list:
+        return r.select(stage=stage, what=what, dtype="f32", **where)
+
     accuracy = Chart("accuracy", "Large scores: exp overflows, unless the maximum is subtracted first", [
-        Lines("Largest relative error", [
-            line("00 naive", error["naive"], "max_error", x="scores", role="previous"),
-            line("01 safe", error["safe_softmax"], "max_error", x="scores"),
-        ], x_label="Size of the scores", x_scale="log10")])
+        Lines("Largest error, relative to the largest output", [
+            line("00 naive", rows("error", "stage00"), "max_error", x="scores", role="previous"),
+            line("01 safe", rows("error", "stage01"), "max_error", x="scores"),
+        ], x_label="size of the scores", x_scale="log10")],
+        subtitle=f"{r.context['device']} ({r.context['isa']}) · f32 · N = 128, d = 64 · against double precision")
 
-    before, after = ([r.select(stage=stage, what="forward", variant=variant, d=64, causal=causal, dtype="f32")
-                      for causal in (0, 1)] for stage, variant in (("stage00", "naive"), ("stage01", "safe_softmax")))
-    lines = [ratio_line(label, a, b, "time")
-             for label, a, b in zip(("01 full", "01 causal"), after, before) if a and b]
+    naive = rows("forward", "stage00", d=64, causal=0)
+    full, causal = (rows("forward", "stage01", d=64, causal=c) for c in (0, 1))
     cost = Chart("cost", "The price of the maximum: time of 01 relative to 00", [
-        Lines("Time relative to 00", lines, bounds=[Bound("00 naive", 1.0)], y_scale="linear")])
+        Lines("Time relative to 00 without a mask", [
+            ratio_line("01", full, naive, "time"),
+            ratio_line("01, causal", causal, naive, "time", role="peer"),
+        ], x_label="N, sequence length (4 heads, d = 64)", bounds=[Bound("00", 1.0)], y_scale="linear")])
 
-    safe, naive = group(after[0], "N"), group(before[0], "N")
-    table = Table("cost", ["N", "00 (ms)", "01 (ms)", "01 / 00"], [
-        [f"{n:g}", significant(1e3 * median(naive[n], "time")), significant(1e3 * median(safe[n], "time")),
-         significant(ratio(safe[n], naive[n], "time").mid)]
-        for n in safe if n in naive])
+    before, after, masked = (group(x, "N") for x in (naive, full, causal))
+    table = Table("cost", ["N", "00 (ms)", "01 (ms)", "01 / 00", "01 causal / 01"], [
+        [f"{n:g}", significant(1e3 * median(before[n], "time")), significant(1e3 * median(after[n], "time")),
+         significant(ratio(after[n], before[n], "time").mid), significant(ratio(masked[n], after[n], "time").mid)]
+        for n in after])
     return [accuracy, cost, table]

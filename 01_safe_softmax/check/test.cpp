@@ -65,10 +65,11 @@ TEST(WhyThisStage, Stage00ReturnsNaNWhereThisStageIsRight) {
 }
 
 TEST(WhyThisStage, ScoresFarBelowZeroUnderflowInStage00) {
-  // exp(-500) is 0 in float, so stage 00 divides 0 by 0.
+  // exp(-500) is 0 in float, so stage 00 divides 0 by 0, or, where Eigen's vectorised exp stops just
+  // above 0 (SSE and AVX2), gives all keys the same weight.
   ForwardCase<float> naive_case(square(16, 8, {Data::Kind::level, -500}), false);
   naive::forward(naive_case.p, naive_case.call().t);
-  EXPECT_EQ(finite_elements(naive_case.O), 0);
+  EXPECT_NE(naive_case.verdict(), "");
 
   ForwardCase<float> safe_case(square(16, 8, {Data::Kind::level, -500}), true);
   safe_softmax::forward(safe_case.p, safe_case.call().t);

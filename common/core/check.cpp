@@ -38,8 +38,7 @@ void check_problem(const char* who, const Problem& p, Int max_d) {
   require(product_fits({p.B, p.Hq, p.Nq, p.d, 16}) && product_fits({p.B, p.Hkv, p.Nk, p.d, 16}) &&
               product_fits({p.B, p.Hq, p.Nq, std::max<Int>(p.Nk, 1)}),
           who, ": B * H * N * d does not fit 64 bits");
-  require(std::isfinite(p.softmax_scale()), who, ": scale must be finite, got ",
-          p.softmax_scale());
+  require(std::isfinite(p.softmax_scale()), who, ": scale must be finite, got ", p.softmax_scale());
 }
 
 void check_key_lengths(const char* who, const Problem& p) {
@@ -135,8 +134,8 @@ void check_regions(const char* who, const Region* inputs, int n_inputs, const Re
   for (int o = 0; o < n_outputs; ++o) {
     if (empty(outputs[o]) || !outputs[o].data) continue;
     require(!overlaps_itself(outputs[o]), who, ": two rows of ", outputs[o].name,
-            " share memory (strides batch ", outputs[o].batch, ", head ", outputs[o].head,
-            ", row ", outputs[o].row, "); an output needs a place for every row");
+            " share memory (strides batch ", outputs[o].batch, ", head ", outputs[o].head, ", row ",
+            outputs[o].row, "); an output needs a place for every row");
     for (int i = 0; i < n_inputs; ++i)
       require(!overlap(outputs[o], inputs[i]), who, ": ", outputs[o].name, " overlaps ",
               inputs[i].name, "; outputs must not share memory with inputs");
@@ -167,7 +166,8 @@ Int cgroup_room() {
   std::ifstream file("/proc/self/cgroup");
   for (std::string line; std::getline(file, line);) {
     if (line.rfind("0::", 0) != 0) continue;
-    for (const std::string& group : {"/sys/fs/cgroup" + line.substr(3), std::string("/sys/fs/cgroup")}) {
+    for (const std::string& group :
+         {"/sys/fs/cgroup" + line.substr(3), std::string("/sys/fs/cgroup")}) {
       const Int limit = read_number(group + "/memory.max", "");
       const Int used = read_number(group + "/memory.stat", "anon");
       if (limit != unlimited && used != unlimited) return std::max<Int>(limit - used, 0);

@@ -82,7 +82,8 @@ void check_tensors(const char* who, const Problem& p, const Backward<T>& t) {
                                    region("K", t.K, p.B, p.Hkv, p.Nk, p.d),
                                    region("V", t.V, p.B, p.Hkv, p.Nk, p.d),
                                    region("dO", t.dO, p.B, p.Hq, p.Nq, p.d),
-                                   O, region("LSE", t.LSE, p)};
+                                   O,
+                                   region("LSE", t.LSE, p)};
   const detail::Region outputs[] = {region("dQ", t.dQ, p.B, p.Hq, p.Nq, p.d),
                                     region("dK", t.dK, p.B, p.Hkv, p.Nk, p.d),
                                     region("dV", t.dV, p.B, p.Hkv, p.Nk, p.d)};

@@ -10,14 +10,20 @@
 #include <cstring>
 #include <fstream>
 #include <iostream>
+#include <limits>
 #include <map>
 #include <optional>
+#include <regex>
 #include <sstream>
 
 #include "common/harness/flops.hpp"
 #include "common/harness/machine.hpp"
 #include "common/harness/memory.hpp"
 #include "common/harness/roof.hpp"
+
+#ifdef __GLIBC__
+#include <malloc.h>
+#endif
 
 namespace fa::bench {
 
@@ -73,7 +79,7 @@ struct Prepared {
 std::vector<std::string> registered;  // names, in the order of registration
 
 benchmark::internal::Benchmark* add(const std::string& name,
-                                    std::function<void(benchmark::State&)> body) {
+                                    const std::function<void(benchmark::State&)>& body) {
   registered.push_back(name);
   return benchmark::RegisterBenchmark(name.c_str(), [body](benchmark::State& state) {
     try {
@@ -88,67 +94,69 @@ benchmark::internal::Benchmark* add(const std::string& name,
 
 template <class T>
 void forward(const std::string& prefix, const Problem& p,
-             std::function<void(const Problem&, const Forward<T>&)> f, int threads) {
+             const std::function<void(const Problem&, const Forward<T>&)>& f, int threads) {
   std::ostringstream name;
   name << prefix << "/N:" << p.Nk << "/d:" << p.d
        << "/causal:" << (p.causal == Causal::none ? 0 : 1) << (sizeof(T) == 8 ? "/f64" : "/f32");
   auto prepared = std::make_shared<std::unique_ptr<Prepared<T>>>();
-  add(name.str(), [=](benchmark::State& state) {
-    const bool first = !*prepared;
-    if (first) *prepared = std::make_unique<Prepared<T>>(p);
-    Prepared<T>& x = **prepared;
-    const Forward<T> t{x.Q.view(), x.K.view(), x.V.view(), x.O.view(), nullptr};
+  add(name.str(),
+      [=](benchmark::State& state) {
+        const bool first = !*prepared;
+        if (first) *prepared = std::make_unique<Prepared<T>>(p);
+        Prepared<T>& x = **prepared;
+        const Forward<T> t{x.Q.view(), x.K.view(), x.V.view(), x.O.view(), nullptr};
 
-    x.O.poison();
-    const double peak = double(peak_heap_bytes([&] { f(p, t); }));
-    if (first) x.extra_bytes = peak;
-    const std::string before = x.verdict();
-    if (!before.empty()) return state.SkipWithError(("wrong before timing: " + before).c_str());
+        x.O.poison();
+        const double peak = double(peak_heap_bytes([&] { f(p, t); }));
+        if (first) x.extra_bytes = peak;
+        const std::string before = x.verdict();
+        if (!before.empty()) return state.SkipWithError(("wrong before timing: " + before).c_str());
 
-    x.O.poison();
-    double roof = fma_peak(threads);
-    for (auto _ : state) f(p, t);
-    roof = (roof + fma_peak(threads)) / 2;
-    const std::string after = x.verdict();
-    if (!after.empty()) return state.SkipWithError(("wrong after timing: " + after).c_str());
+        x.O.poison();
+        double roof = fma_peak(threads);
+        for (auto _ : state) f(p, t);
+        roof = (roof + fma_peak(threads)) / 2;
+        const std::string after = x.verdict();
+        if (!after.empty()) return state.SkipWithError(("wrong after timing: " + after).c_str());
 
-    state.counters["flops"] = benchmark::Counter(
-        forward_flops(p), benchmark::Counter::kIsIterationInvariantRate);
-    state.counters["roof"] = roof;
-    if (x.extra_bytes >= 0) state.counters["extra_bytes"] = x.extra_bytes;
-  })
+        state.counters["flops"] =
+            benchmark::Counter(forward_flops(p), benchmark::Counter::kIsIterationInvariantRate);
+        state.counters["roof"] = roof;
+        if (x.extra_bytes >= 0) state.counters["extra_bytes"] = x.extra_bytes;
+      })
       ->UseRealTime()
       ->Unit(benchmark::kMillisecond);
 }
 
 template void forward(const std::string&, const Problem&,
-                      std::function<void(const Problem&, const Forward<float>&)>, int);
+                      const std::function<void(const Problem&, const Forward<float>&)>&, int);
 template void forward(const std::string&, const Problem&,
-                      std::function<void(const Problem&, const Forward<double>&)>, int);
+                      const std::function<void(const Problem&, const Forward<double>&)>&, int);
 
 void error(const std::string& prefix, double scores,
-           std::function<void(const Problem&, const Forward<float>&)> f) {
+           const std::function<void(const Problem&, const Forward<float>&)>& f) {
   std::ostringstream name;
   name << prefix << "/scores:" << scores << "/f32";
-  add(name.str(), [=](benchmark::State& state) {
-    Spec spec;
-    spec.p.Nq = spec.p.Nk = 128;
-    spec.p.d = 64;
-    spec.data = {Data::Kind::level, scores};
-    ForwardCase<float> c(spec, false);
-    const ForwardCall<float> call = c.call();
-    for (auto _ : state) f(call.p, call.t);
-    const ForwardOracle want = oracle_forward(c.p, to_array(c.Q), to_array(c.K), to_array(c.V));
-    double worst = 0, largest = 0, nonfinite = 0;
-    c.O.for_each([&](auto b, auto h, auto i, auto x) {
-      const double got = double(c.O.at(b, h, i, x)), right = want.O.at(b, h, i, x);
-      largest = std::max(largest, std::fabs(right));
-      if (!std::isfinite(got)) return void(++nonfinite);
-      worst = std::max(worst, std::fabs(got - right));
-    });
-    state.counters["max_error"] = worst / largest;
-    state.counters["nonfinite"] = nonfinite;
-  })
+  add(name.str(),
+      [=](benchmark::State& state) {
+        Spec spec;
+        spec.p.Nq = spec.p.Nk = 128;
+        spec.p.d = 64;
+        spec.data = {Data::Kind::level, scores};
+        ForwardCase<float> c(spec, false);
+        const ForwardCall<float> call = c.call();
+        for (auto _ : state) f(call.p, call.t);
+        const ForwardOracle want = oracle_forward(c.p, to_array(c.Q), to_array(c.K), to_array(c.V));
+        double worst = 0, largest = 0, nonfinite = 0;
+        c.O.for_each([&](auto b, auto h, auto i, auto x) {
+          const double got = double(c.O.at(b, h, i, x)), right = want.O.at(b, h, i, x);
+          largest = std::max(largest, std::fabs(right));
+          if (!std::isfinite(got)) return void(++nonfinite);
+          worst = std::max(worst, std::fabs(got - right));
+        });
+        if (nonfinite == 0) state.counters["max_error"] = worst / largest;
+        state.counters["nonfinite"] = nonfinite;
+      })
       ->UseRealTime()
       ->Iterations(1)
       ->Unit(benchmark::kMillisecond);
@@ -296,10 +304,15 @@ int usage(const std::string& problem) {
 int run(int argc, char** argv) {
   Size size = Size::quick;
   int rounds = 0;
+  std::string filter;
   std::string out;
   std::vector<char*> google = {argv[0]};
   for (int a = 1; a < argc; ++a) {
     const std::string arg = argv[a];
+    if (arg == "--help") {
+      usage("help");
+      return 0;
+    }
     if (arg == "--smoke")
       size = Size::smoke;
     else if (arg == "--full")
@@ -315,7 +328,7 @@ int run(int argc, char** argv) {
     } else if (arg == "--out")
       out = argv[++a];
     else if (arg.rfind("--benchmark_filter=", 0) == 0)
-      google.push_back(argv[a]);
+      google.push_back(argv[a]), filter = arg.substr(arg.find('=') + 1);
     else
       return usage("unknown argument '" + arg + "'");
   }
@@ -335,6 +348,12 @@ int run(int argc, char** argv) {
     return 3;
   }
 
+#ifdef M_MMAP_MAX
+  // glibc moves its thresholds while a program runs: whether a large matrix costs fresh pages would
+  // depend on the rows measured before it. Memory that was once had is kept instead.
+  mallopt(M_MMAP_MAX, 0);
+  mallopt(M_TRIM_THRESHOLD, std::numeric_limits<int>::max());
+#endif
   static char interleave[] = "--benchmark_enable_random_interleaving=true";
   static char time[] = "--benchmark_min_time=0.05";
   static char least[] = "--benchmark_min_time=0.001";
@@ -350,10 +369,20 @@ int run(int argc, char** argv) {
   benchmark::AddCustomContext("compiler", FA_COMPILER);
   benchmark::AddCustomContext("flags", FA_FLAGS);
   benchmark::AddCustomContext("commit", commit());
+  benchmark::AddCustomContext("size", size == Size::full ? "full" : "quick");
   benchmark::AddCustomContext("flop_formula", flop_formula);
   register_benchmarks(size);
 
-  Collector collector(static_cast<int>(registered.size()), rounds);
+  std::regex pattern;
+  try {
+    pattern = filter;
+  } catch (const std::regex_error&) {
+    return usage("'" + filter + "' is not a regular expression");
+  }
+  const auto chosen = std::count_if(registered.begin(), registered.end(), [&](const auto& name) {
+    return std::regex_search(name, pattern);
+  });
+  Collector collector(static_cast<int>(chosen), rounds);
   for (int round = 0; round < rounds; ++round) {
     collector.begin_round(round);
     benchmark::RunSpecifiedBenchmarks(&collector);
@@ -366,7 +395,8 @@ int run(int argc, char** argv) {
   if (size != Size::smoke) collector.print_summary();
   if (collector.failed()) {
     if (!out.empty()) std::remove(part.c_str());
-    std::fprintf(stderr, "benchmark: a row was wrong or failed (see ERROR above); nothing written\n");
+    std::fprintf(stderr,
+                 "benchmark: a row was wrong or failed (see ERROR above); nothing written\n");
     return 1;
   }
   if (!out.empty()) {

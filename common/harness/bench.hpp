@@ -24,11 +24,11 @@ void register_benchmarks(Size size);
 // forward on the views it is given; `threads` says against how many cores' peak it is held.
 template <class T>
 void forward(const std::string& prefix, const Problem& p,
-             std::function<void(const Problem&, const Forward<T>&)> f, int threads = 1);
+             const std::function<void(const Problem&, const Forward<T>&)>& f, int threads = 1);
 
 // One row "PREFIX/scores:100/f32": the largest error against the oracle, relative to the largest
 // output, and the number of outputs that are not finite, for scores of about that size.
 void error(const std::string& prefix, double scores,
-           std::function<void(const Problem&, const Forward<float>&)> f);
+           const std::function<void(const Problem&, const Forward<float>&)>& f);
 
 }  // namespace fa::bench

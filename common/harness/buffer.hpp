@@ -99,8 +99,7 @@ class Buffer {
   void seal() { sealed_ = memory_; }
   std::string first_change(bool inside_too) const {
     for (std::size_t k = 0; k < memory_.size(); ++k)
-      if ((inside_too || !inside_[k]) &&
-          std::memcmp(&memory_[k], &sealed_[k], sizeof(T)) != 0)
+      if ((inside_too || !inside_[k]) && std::memcmp(&memory_[k], &sealed_[k], sizeof(T)) != 0)
         return "element " + std::to_string(static_cast<std::int64_t>(k) - first_) +
                " from the start of the tensor" + (inside_[k] ? "" : ", outside of it,") +
                " was overwritten";

@@ -10,8 +10,7 @@ std::string Spec::name() const {
   std::ostringstream s;
   s << "B" << p.B << " Hq" << p.Hq << " Hkv" << p.Hkv << " Nq" << p.Nq << " Nk" << p.Nk << " d"
     << p.d;
-  if (p.causal != Causal::none)
-    s << (p.causal == Causal::top_left ? " top_left" : " bottom_right");
+  if (p.causal != Causal::none) s << (p.causal == Causal::top_left ? " top_left" : " bottom_right");
   if (p.scale) s << " scale" << *p.scale;
   if (!lengths.empty()) {
     s << " lengths";
@@ -141,8 +140,8 @@ BackwardCall<T> BackwardCase<T>::call() {
   dK.poison();
   dV.poison();
   return {p,
-          {Q.view(), K.view(), V.view(), O.view(), dO.view(), LSE.view().data, dQ.view(),
-           dK.view(), dV.view()},
+          {Q.view(), K.view(), V.view(), O.view(), dO.view(), LSE.view().data, dQ.view(), dK.view(),
+           dV.view()},
           {Q.storage(), K.storage(), V.storage(), O.storage(), dO.storage(), LSE.storage(),
            dQ.storage(), dK.storage(), dV.storage()}};
 }

@@ -73,7 +73,7 @@ struct BackwardCase {
 // Derivative of f at x by central differences, element by element: (f(x+h) - f(x-h)) / 2h. f reads
 // x through the reference. For double precision and h = 1e-5 the error is near 1e-9 relative.
 template <class F>
-std::vector<double> central_differences(std::vector<double*> x, F f, double h = 1e-5) {
+std::vector<double> central_differences(const std::vector<double*>& x, F f, double h = 1e-5) {
   std::vector<double> gradient;
   for (double* element : x) {
     const double at = *element;

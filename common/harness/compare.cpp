@@ -19,7 +19,8 @@ void Comparison::add(std::int64_t b, std::int64_t h, std::int64_t i, std::int64_
   if (same) return;
   // Not !(error > tolerance), which NaN would pass; nor may infinity meet an infinite tolerance.
   const bool right = std::isfinite(error) && error <= tolerance;
-  const double use = std::isfinite(error) ? error / tolerance : std::numeric_limits<double>::infinity();
+  const double use =
+      std::isfinite(error) ? error / tolerance : std::numeric_limits<double>::infinity();
   if (!std::isfinite(got) || !std::isfinite(want)) ++non_finite_;
   if (!right) ++wrong_;
   if (use > worst_ || (wrong_ == 1 && !right)) {

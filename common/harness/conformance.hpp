@@ -33,6 +33,10 @@ class Run {
   // Runs check(...) unless FA_CASE asks for others; a non-empty result or an exception is a failure.
   void run(const std::string& case_name, const std::function<std::string()>& check);
 
+  // More environment that "this case alone" needs.
+  void rerun_with(const std::string& environment) { environment_ = environment + " "; }
+  int cases() const { return cases_; }
+
   // Against the oracle, in every type that the stage promises.
   void forward(const Spec& spec);
   void backward(const Spec& spec);
@@ -54,7 +58,8 @@ class Run {
  private:
   const StageUnderTest& stage_;
   const Family& family_;
-  int failures_ = 0;
+  std::string environment_;
+  int cases_ = 0, failures_ = 0;
 };
 
 template <class T>

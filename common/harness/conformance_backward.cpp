@@ -17,8 +17,15 @@ std::vector<Causal> masks(const Run& run) {
 
 void matches_oracle(Run& run) {
   for (Causal c : masks(run))
-    for (auto [Nq, Nk, d] : {std::tuple{1, 1, 8}, {1, 17, 3}, {17, 1, 3}, {2, 2, 1}, {17, 17, 16},
-                             {33, 65, 40}, {65, 33, 64}, {64, 64, 64}, {70, 130, 8}}) {
+    for (auto [Nq, Nk, d] : {std::tuple{1, 1, 8},
+                             {1, 17, 3},
+                             {17, 1, 3},
+                             {2, 2, 1},
+                             {17, 17, 16},
+                             {33, 65, 40},
+                             {65, 33, 64},
+                             {64, 64, 64},
+                             {70, 130, 8}}) {
       run.backward({shape(Nq, Nk, d, 1, 1, 1, c)});
       run.backward({shape(Nq, Nk, d, 2, 4, 2, c), {Data::Kind::normal, 0.01}});
     }
@@ -73,9 +80,8 @@ void gradient_check(Run& run) {
       const auto check = [&](const char* name, Buffer<double>& input,
                              const Buffer<double>& got) -> std::string {
         std::vector<double*> elements;
-        input.for_each([&](auto b, auto h, auto i, auto x) {
-          elements.push_back(&input.at(b, h, i, x));
-        });
+        input.for_each(
+            [&](auto b, auto h, auto i, auto x) { elements.push_back(&input.at(b, h, i, x)); });
         const std::vector<double> want = central_differences(elements, loss);
         double largest = 0;
         for (double w : want) largest = std::max(largest, std::fabs(w));

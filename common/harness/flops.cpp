@@ -23,12 +23,14 @@ double lse_bytes(const Problem& p, double element_bytes) {
 
 double forward_bytes(const Problem& p, double element_bytes) {
   // Q, K, V in; O, LSE out.
-  return element_bytes * (2 * query_elements(p) + 2 * key_elements(p)) + lse_bytes(p, element_bytes);
+  return element_bytes * (2 * query_elements(p) + 2 * key_elements(p)) +
+         lse_bytes(p, element_bytes);
 }
 
 double backward_bytes(const Problem& p, double element_bytes) {
   // Q, K, V, O, dO, LSE in; dQ, dK, dV out.
-  return element_bytes * (4 * query_elements(p) + 4 * key_elements(p)) + lse_bytes(p, element_bytes);
+  return element_bytes * (4 * query_elements(p) + 4 * key_elements(p)) +
+         lse_bytes(p, element_bytes);
 }
 
 }  // namespace fa::harness

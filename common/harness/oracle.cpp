@@ -54,9 +54,12 @@ Row row_of(const Problem& p, const Array& Q, const Array& K, std::int64_t b, std
 bool sees(const Problem& p, std::int64_t b, std::int64_t i, std::int64_t j) {
   if (p.key_lengths && j >= p.key_lengths[b]) return false;
   switch (p.causal) {
-    case Causal::none: return true;
-    case Causal::top_left: return i >= j;
-    case Causal::bottom_right: return p.Nq - 1 - i <= p.Nk - 1 - j;
+    case Causal::none:
+      return true;
+    case Causal::top_left:
+      return i >= j;
+    case Causal::bottom_right:
+      return p.Nq - 1 - i <= p.Nk - 1 - j;
   }
   return false;
 }

@@ -27,10 +27,10 @@ struct Array {
 // Row r of every array below is query rows[r].
 struct ForwardOracle {
   std::vector<std::int64_t> rows;
-  Array O;     // [B, Hq, rows, d]
-  Array LSE;   // [B, Hq, rows, 1]; -infinity where a row sees no key
-  Array PV;    // [B, Hq, rows, d]: sum_j P_ij |V_jx|, what the tolerance of O_ix is made of
-  Array A;     // [B, Hq, rows, 1]: max over visible j of |scale| sum_x |q_ix k_jx|
+  Array O;    // [B, Hq, rows, d]
+  Array LSE;  // [B, Hq, rows, 1]; -infinity where a row sees no key
+  Array PV;   // [B, Hq, rows, d]: sum_j P_ij |V_jx|, what the tolerance of O_ix is made of
+  Array A;    // [B, Hq, rows, 1]: max over visible j of |scale| sum_x |q_ix k_jx|
 };
 
 struct BackwardOracle {

@@ -36,7 +36,7 @@ double flops_of_thread(double seconds) {
     ++rounds;
     taken = Clock::now() - start;
   } while (taken.count() < seconds);
-  const double lanes = vector_bytes / sizeof(float);
+  constexpr double lanes = double(vector_bytes) / sizeof(float);
   return 2.0 * lanes * chains * steps * double(rounds) / taken.count();
 }
 

@@ -72,6 +72,6 @@ struct StageUnderTest {
 
 // Registers one test per family of properties. Call it from a static initialiser:
 //   static const bool registered = register_conformance({...});
-bool register_conformance(StageUnderTest stage);
+bool register_conformance(const StageUnderTest& stage);
 
 }  // namespace fa::harness

@@ -35,7 +35,8 @@ TEST(Mask, AgreesWithTheOraclesOwnPredicateForAllSmallSizes) {
             const Int n = visible_keys(p, 0, i);
             for (Int j = 0; j < Nk; ++j)
               ASSERT_EQ(j < n, harness::sees(p, 0, i, j))
-                  << "Nq " << Nq << " Nk " << Nk << " length " << length << " i " << i << " j " << j;
+                  << "Nq " << Nq << " Nk " << Nk << " length " << length << " i " << i << " j "
+                  << j;
             ASSERT_GE(n, before) << "visible keys must never decrease with i";
             before = n;
           }

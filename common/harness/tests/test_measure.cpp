@@ -91,7 +91,9 @@ TEST(Memory, CountsThePeakOfAllThreads) {
 TEST(Machine, NameIsAFileNameWithoutAHost) {
   const std::string name = machine_name();
   for (char c : name)
-    EXPECT_TRUE(std::isdigit(static_cast<unsigned char>(c)) || std::islower(static_cast<unsigned char>(c)) || c == '-') << name;
+    EXPECT_TRUE(std::isdigit(static_cast<unsigned char>(c)) ||
+                std::islower(static_cast<unsigned char>(c)) || c == '-')
+        << name;
   EXPECT_NE(name.find(isa()), std::string::npos);
   EXPECT_NE(commit(), "");
 }

@@ -1,0 +1,27 @@
+// Generated from ../naive.cpp. To fill in the TODOs: ./learn practice 00
+// Attention in five lines: two matrices, then the three equations of the chapter.
+#include "00_naive/naive.hpp"
+
+namespace fa::naive {
+
+template <class T>
+void attention(const MatrixMap<const T>& Q, const MatrixMap<const T>& K,
+               const MatrixMap<const T>& V, T scale, MatrixMap<T> O) {
+  Matrix<T> S(Q.rows(), K.rows()), P(Q.rows(), K.rows());  // [Nq, Nk] each: the cost of the stage
+
+  // (1) S = scale Q K^T: how well query i matches key j
+  // TODO 00.1: the score of every query against every key (1 line)
+
+  // (2) P_ij = exp(S_ij) / l_i, l_i = sum_j exp(S_ij): each row becomes weights that sum to 1
+  // TODO 00.2: exponentials, then divide each row by its sum (2 lines)
+
+  // (3) O = P V: each output row is an average of the rows of V with those weights   [Nq, d]
+  // TODO 00.3: average the values (1 line)
+}
+
+template void attention(const MatrixMap<const float>&, const MatrixMap<const float>&,
+                        const MatrixMap<const float>&, float, MatrixMap<float>);
+template void attention(const MatrixMap<const double>&, const MatrixMap<const double>&,
+                        const MatrixMap<const double>&, double, MatrixMap<double>);
+
+}  // namespace fa::naive
