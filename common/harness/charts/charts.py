@@ -101,7 +101,7 @@ def ladder_chart(found: Iterable[tuple[Path, Results]]) -> Chart:
         raise BadResults("no stage has a recorded forward row with d:64, causal:0, f32; measure and record one first")
     formula = context["flop_formula"]
     return Chart("ladder", "How much of the machine each stage uses", panels,
-                 f"Forward, N {LADDER_N}, d 64, no mask, f32 · median and range · FLOPs: {formula}")
+                 f"Forward, N {LADDER_N}, d 64, no mask, f32 · median and middle half · FLOPs: {formula}")
 
 
 # ---------------------------------------------------------------- one page: this machine beside the recorded ones

@@ -92,7 +92,7 @@ class Table:
 
 
 def line(label: str, rows: Sequence[Row], field: str, x: str = "N", scale: float = 1.0, role: Role = "this") -> Line:
-    """The median of a field (times scale) against the key x, with its min-to-max band."""
+    """The median of a field (times scale) against the key x, with the band of its middle half."""
     if not rows:
         raise BadResults(f"no rows for the line '{label}'; measure its benchmark too, or check what is selected")
     points = []

@@ -66,7 +66,10 @@ class Row:
 
 @dataclass(frozen=True)
 class Spread:
-    """Median, smallest and largest value over the repetitions."""
+    """Median and quartiles over the repetitions (smallest and largest if there are fewer than four).
+
+    Not the extremes of many: on a shared machine one disturbed round would be all that a chart shows.
+    """
 
     mid: float
     low: float
@@ -112,7 +115,10 @@ def _one_benchmark(rows: Sequence[Row]) -> None:
 
 
 def _spread(values: Sequence[float]) -> Spread:
-    return Spread(statistics.median(values), min(values), max(values))
+    if len(values) < 4:
+        return Spread(statistics.median(values), min(values), max(values))
+    low, mid, high = statistics.quantiles(values, n=4, method="inclusive")
+    return Spread(mid, low, high)
 
 
 def spread(rows: Sequence[Row], field: str) -> Spread:

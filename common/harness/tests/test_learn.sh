@@ -1,3 +1,4 @@
+#!/bin/sh
 # Wrong use of ./learn: one line that says what is wrong, and the exit code that it promises.
 set -u
 failures=0
