@@ -78,8 +78,7 @@ struct Prepared {
 
 std::vector<std::string> registered;  // names, in the order of registration
 
-benchmark::internal::Benchmark* add(const std::string& name,
-                                    const std::function<void(benchmark::State&)>& body) {
+auto* add(const std::string& name, const std::function<void(benchmark::State&)>& body) {
   registered.push_back(name);
   return benchmark::RegisterBenchmark(name.c_str(), [body](benchmark::State& state) {
     try {
@@ -166,6 +165,22 @@ namespace {
 
 using Run = benchmark::BenchmarkReporter::Run;
 
+// Google Benchmark 1.8 renamed these members.
+template <class R>
+bool is_error(const R& run) {
+  if constexpr (requires { run.error_occurred; })
+    return run.error_occurred;
+  else
+    return static_cast<int>(run.skipped) != 0;
+}
+template <class R>
+const std::string& message(const R& run) {
+  if constexpr (requires { run.error_message; })
+    return run.error_message;
+  else
+    return run.skip_message;
+}
+
 // "stage01/forward/naive/N:64/f32" without what Google Benchmark appends.
 const std::string& clean(const Run& run) { return run.run_name.function_name; }
 
@@ -206,8 +221,8 @@ class Collector : public benchmark::BenchmarkReporter {
       run.repetition_index = round_;
       run.repetitions = rounds_;
       ++done_;
-      if (round_ == 0 || run.error_occurred) print(run);
-      failed_ = failed_ || run.error_occurred;
+      if (round_ == 0 || is_error(run)) print(run);
+      failed_ = failed_ || is_error(run);
       runs_.push_back(run);
     }
   }
@@ -227,7 +242,7 @@ class Collector : public benchmark::BenchmarkReporter {
   void print_summary() const {
     std::map<std::string, std::vector<const Run*>> rows;
     for (const Run& run : runs_)
-      if (!run.error_occurred && run.counters.count("flops")) rows[clean(run)].push_back(&run);
+      if (!is_error(run) && run.counters.count("flops")) rows[clean(run)].push_back(&run);
     std::vector<std::string> order;
     for (const std::string& name : registered)
       if (rows.count(name)) order.push_back(name);
@@ -264,8 +279,8 @@ class Collector : public benchmark::BenchmarkReporter {
   }
   void print(const Run& run) const {
     std::printf("%3d/%d  %-56s", done_, total_, clean(run).c_str());
-    if (run.error_occurred)
-      std::printf("ERROR: %s", run.error_message.c_str());
+    if (is_error(run))
+      std::printf("ERROR: %s", message(run).c_str());
     else
       std::printf("%10.3f ms", run.GetAdjustedRealTime());
     if (round_ == 0 && total_ > 1) std::printf(", about %s left", duration(left()).c_str());
