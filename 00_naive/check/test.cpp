@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <vector>
 
 #include "00_naive/naive.hpp"
 #include "common/harness/cases.hpp"
@@ -27,6 +28,10 @@ StageUnderTest stage() {
     // S and P, and the packing buffers of Eigen's matrix product
     return 2.0 * 4 * double(p.Nq) * double(p.Nk) + 2e6;
   };
+  s.promises.extra_bytes_backward = [](const Problem& p) {
+    return 4.0 * 4 * double(p.Nq) * double(p.Nk) + 1e6;
+  };
+  s.promises.backward_reads_O_and_LSE = false;
   s.f32 = functions<float>();
   s.f64 = functions<double>();
   return s;
@@ -54,6 +59,22 @@ TEST(Overflow, ScoresOf80AreFineScoresOf100AreNot) {
   EXPECT_EQ(finite, 0) << "exp(100) does not fit a float, so no output can be a number";
 }
 
+TEST(Overflow, TheSumOverflowsFirst) {  // 64 keys with score 85: O is 0, not 0.5, and no NaN warns
+  const float q = 85;
+  const std::vector<float> K(64, 1.0f);
+  std::vector<float> V(64);
+  for (std::size_t j = 0; j < 64; ++j) V[j] = float(j % 2);
+  float O = -1;
+  Problem p;
+  p.Nq = p.d = 1;
+  p.Nk = 64;
+  p.scale = 1.0;
+  naive::forward(
+      p, Forward<float>{contiguous(&q, 1, 1, 1), contiguous(K.data(), 1, 64, 1),
+                        contiguous<const float>(V.data(), 1, 64, 1), contiguous(&O, 1, 1, 1)});
+  EXPECT_EQ(O, 0);
+}
+
 TEST(SoftmaxGradient, JacobianAndRowSumAgree) {
   for (auto [Nq, Nk, d] : {std::tuple{1, 1, 1}, {3, 5, 2}, {17, 30, 8}, {64, 65, 16}}) {
     Spec spec;
@@ -78,7 +99,7 @@ TEST(Memory, WhatCannotFitIsRefusedInWords) {
   } catch (const std::invalid_argument& e) {
     text = e.what();
   }
-  EXPECT_NE(text.find("naive: 2 matrices of Nq x Nk needs"), std::string::npos) << text;
+  EXPECT_NE(text.find("naive: no memory for 2 matrices of Nq x Nk:"), std::string::npos) << text;
   EXPECT_NE(text.find("MiB are free"), std::string::npos) << text;
 }
 

@@ -4,11 +4,13 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstdlib>
 #include <fstream>
 #include <iomanip>
 #include <limits>
+#include <optional>
 #include <vector>
 
 namespace fa {
@@ -38,7 +40,9 @@ void check_problem(const char* who, const Problem& p, Int max_d) {
   require(product_fits({p.B, p.Hq, p.Nq, p.d, 16}) && product_fits({p.B, p.Hkv, p.Nk, p.d, 16}) &&
               product_fits({p.B, p.Hq, p.Nq, std::max<Int>(p.Nk, 1)}),
           who, ": B * H * N * d does not fit 64 bits");
-  require(std::isfinite(p.softmax_scale()), who, ": scale must be finite, got ", p.softmax_scale());
+  require(
+      p.causal == Causal::none || p.causal == Causal::top_left || p.causal == Causal::bottom_right,
+      who, ": causal has the unknown value ", static_cast<int>(p.causal));
 }
 
 void check_key_lengths(const char* who, const Problem& p) {
@@ -54,6 +58,10 @@ bool empty(const Region& r) { return r.B == 0 || r.H == 0 || r.N == 0; }
 
 struct Dim {
   Int stride, size;
+};
+
+struct Both {
+  Int stride, n_x, n_y;
 };
 
 // The rows' dimensions that repeat anything, smallest stride first.
@@ -93,6 +101,37 @@ bool overlaps_itself(const Region& r) {
   return false;
 }
 
+// Two tensors with the same strides, as the parts of one packed tensor have them, overlap if the
+// distance between them is a sum of steps n_k stride_k that both can make, up to a row's length. As the
+// strides nest, n_k is the quotient or the one above it: at most eight sums, whatever the sizes.
+// Nothing if the strides differ or do not nest.
+std::optional<bool> overlap_of_equal_strides(const Region& x, const Region& y) {
+  if (x.row != y.row || x.head != y.head || x.batch != y.batch || x.element != y.element) return {};
+  std::array<Both, 3> dims = {{{x.row, x.N, y.N}, {x.head, x.H, y.H}, {x.batch, x.B, y.B}}};
+  std::sort(dims.begin(), dims.end(), [](Both a, Both b) { return a.stride > b.stride; });
+  Int extent = std::max(x.d, y.d);
+  for (int k = 2; k >= 0; --k) {
+    const Int most = std::max(dims[k].n_x, dims[k].n_y);
+    if (most == 1) continue;
+    if (dims[k].stride < extent) return {};
+    extent += dims[k].stride * (most - 1);
+  }
+  std::vector<Int> distances = {
+      (static_cast<const char*>(y.data) - static_cast<const char*>(x.data)) / x.element};
+  for (const Both& dim : dims) {
+    if (std::max(dim.n_x, dim.n_y) == 1) continue;
+    std::vector<Int> rest;
+    for (Int distance : distances) {
+      const Int q = distance / dim.stride - (distance % dim.stride < 0);
+      for (Int n : {q, q + 1})
+        if (n > -dim.n_y && n < dim.n_x) rest.push_back(distance - n * dim.stride);
+    }
+    distances = rest;
+  }
+  return std::any_of(distances.begin(), distances.end(),
+                     [&](Int distance) { return distance < x.d && -distance < y.d; });
+}
+
 bool overlap(const Region& x, const Region& y) {
   if (empty(x) || empty(y) || !x.data || !y.data) return false;
   const auto range = [](const Region& r) {
@@ -107,7 +146,9 @@ bool overlap(const Region& x, const Region& y) {
   const auto [x_lo, x_hi] = range(x);
   const auto [y_lo, y_hi] = range(y);
   if (x_hi <= y_lo || y_hi <= x_lo) return false;
-  // The ranges cross, as those of Q and K in one packed tensor do: compare row by row.
+  // The ranges cross, as those of Q and K in one packed tensor do.
+  if (const auto answer = overlap_of_equal_strides(x, y)) return *answer;
+  // Rare: compare row by row.
   const auto xs = row_starts(x), ys = row_starts(y);
   for (std::size_t i = 0, j = 0; i < xs.size() && j < ys.size();) {
     if (xs[i] + x.d * x.element <= ys[j])
@@ -125,6 +166,10 @@ bool overlap(const Region& x, const Region& y) {
 void check_regions(const char* who, const Region* inputs, int n_inputs, const Region* outputs,
                    int n_outputs) {
   const auto present = [&](const Region& r) {
+    for (Dim dim : {Dim{r.row, r.N}, Dim{r.head, r.H}, Dim{r.batch, r.B}})
+      require(std::abs(dim.stride / 2) <
+                  std::numeric_limits<Int>::max() / 64 / std::max<Int>(dim.size, 1),
+              who, ": a stride of ", r.name, " reaches beyond 64 bits: ", dim.stride);
     require(r.data || r.optional || empty(r), who, ": ", r.name, " is a null pointer");
     require(reinterpret_cast<std::uintptr_t>(r.data) % static_cast<std::size_t>(r.element) == 0,
             who, ": ", r.name, " must be aligned to its element, ", r.element, " bytes");
@@ -192,11 +237,13 @@ Int available_memory() {
 }
 
 void check_memory(const char* who, const std::string& what, double bytes) {
+  // Asking takes tens of microseconds, which would show in the time of a small problem.
+  if (bytes < 64e6) return;
   const double available = static_cast<double>(available_memory());
   const double mib = 1024.0 * 1024.0;
-  require(bytes <= available, std::fixed, std::setprecision(1), who, ": ", what, " needs ",
+  require(bytes <= available, std::fixed, std::setprecision(1), who, ": no memory for ", what, ": ",
           bytes / mib, " MiB, but only ", available / mib,
-          " MiB are free; use a shorter sequence or a stage that stores no scores (02 and later)");
+          " MiB are free; use a shorter sequence, or a stage that stores no scores");
 }
 
 }  // namespace fa

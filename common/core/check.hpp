@@ -1,6 +1,7 @@
 // Arguments are checked before anything is touched; a bad one is a std::invalid_argument that names
 // the function, the argument, the limit and the value.
 #pragma once
+#include <cmath>
 #include <cstdint>
 #include <sstream>
 #include <stdexcept>
@@ -18,13 +19,13 @@ void require(bool ok, const Parts&... parts) {
   throw std::invalid_argument(text.str());
 }
 
-// Sizes, heads, scale, and 1 <= d <= max_d. Does not read key_lengths: they may live on a GPU.
+// Sizes, heads, mask, and 1 <= d <= max_d. Does not read key_lengths: they may live on a GPU.
 void check_problem(const char* who, const Problem& p, std::int64_t max_d);
 
 // Every key length lies in [0, Nk]. For lengths in host memory.
 void check_key_lengths(const char* who, const Problem& p);
 
-// Every tensor is there; no output overlaps an input, another output or itself. LSE may be null, and
+// The scale is finite in the type that it is used in. Every tensor is there; no output overlaps an input, another output or itself. LSE may be null, and
 // in the backward O too: a method that needs them asks for them.
 template <class T>
 void check_tensors(const char* who, const Problem& p, const Forward<T>& t);
@@ -60,11 +61,18 @@ Region region(const char* name, T* data, const Problem& p) {
   return {name, data, sizeof(T), p.B, p.Hq, p.Nq, 1, p.Hq * p.Nq, p.Nq, 1, true};
 }
 
+template <class T>
+void check_scale(const char* who, const Problem& p) {
+  require(std::isfinite(static_cast<Stat<T>>(p.softmax_scale())), who,
+          ": scale must be finite in the type of the scores, got ", p.softmax_scale());
+}
+
 }  // namespace detail
 
 template <class T>
 void check_tensors(const char* who, const Problem& p, const Forward<T>& t) {
   using detail::region;
+  detail::check_scale<T>(who, p);
   const detail::Region inputs[] = {region("Q", t.Q, p.B, p.Hq, p.Nq, p.d),
                                    region("K", t.K, p.B, p.Hkv, p.Nk, p.d),
                                    region("V", t.V, p.B, p.Hkv, p.Nk, p.d)};
@@ -76,6 +84,7 @@ void check_tensors(const char* who, const Problem& p, const Forward<T>& t) {
 template <class T>
 void check_tensors(const char* who, const Problem& p, const Backward<T>& t) {
   using detail::region;
+  detail::check_scale<T>(who, p);
   detail::Region O = region("O", t.O, p.B, p.Hq, p.Nq, p.d);
   O.optional = true;
   const detail::Region inputs[] = {region("Q", t.Q, p.B, p.Hq, p.Nq, p.d),

@@ -246,9 +246,10 @@ class Collector : public benchmark::BenchmarkReporter {
     std::vector<std::string> order;
     for (const std::string& name : registered)
       if (rows.count(name)) order.push_back(name);
-    if (order.empty()) return;
-    std::printf("\nmedians of %d rounds; ratios are taken within a round\n%-52s %10s %8s %8s  %s\n",
-                rounds_, "", "ms", "GFLOP/s", "of peak", "speed against");
+    if (order.empty()) return print_errors();
+    std::printf(
+        "\nmedians of %d rounds; ratios are taken within a round\n%-52s %10s %8s %8s %9s  %s\n",
+        rounds_, "", "ms", "GFLOP/s", "of peak", "MiB extra", "speed against");
     for (const std::string& name : order) {
       std::vector<double> ms, flops, share;
       for (const Run* run : rows[name]) {
@@ -258,6 +259,11 @@ class Collector : public benchmark::BenchmarkReporter {
       }
       std::printf("%-52s %10.3f %8.1f %6.1f %%", name.c_str(), median(ms), median(flops),
                   median(share));
+      const Run& any = *rows[name].front();
+      if (any.counters.count("extra_bytes"))
+        std::printf(" %9.2f", any.counters.at("extra_bytes") / (1 << 20));
+      else
+        std::printf(" %9s", "-");
       const std::string rival = earlier_row(name, order);
       if (!rival.empty()) {
         std::vector<double> ratio;
@@ -269,6 +275,22 @@ class Collector : public benchmark::BenchmarkReporter {
       }
       std::printf("\n");
     }
+    print_errors();
+  }
+
+  // Rows of error(): one line each, from the first round, for they are the same in all.
+  void print_errors() const {
+    for (const std::string& name : registered)
+      for (const Run& run : runs_) {
+        if (clean(run) != name || run.repetition_index != 0 || !run.counters.count("nonfinite"))
+          continue;
+        if (run.counters.at("nonfinite") > 0)
+          std::printf("%-52s %.0f outputs are not finite\n", name.c_str(),
+                      double(run.counters.at("nonfinite")));
+        else
+          std::printf("%-52s largest relative error %.1e\n", name.c_str(),
+                      double(run.counters.at("max_error")));
+      }
   }
 
  private:

@@ -40,6 +40,17 @@ Layout output(Layout layout) {
   return layout;
 }
 
+Storage lengths(Spec& spec) {
+  return {spec.lengths.data(), spec.lengths.size() * sizeof(std::int64_t)};
+}
+
+// Every tensor has strides of its own, or reading V with K's would look right. The plain layout stays
+// plain: it is what most callers have.
+Layout own(Layout layout, std::int64_t n) {
+  if (layout.order == Layout::Order::BNHD || layout.gap || layout.reversed) layout.gap += n;
+  return layout;
+}
+
 template <class T>
 std::string untouched(const char* name, const Buffer<T>& x, bool is_input) {
   const std::string change = is_input ? x.changed() : x.written_outside();
@@ -66,9 +77,9 @@ ForwardCase<T>::ForwardCase(const Spec& s, bool want_lse)
     : spec(s),
       p(s.p),
       Q(p.B, p.Hq, p.Nq, p.d, output(s.layout)),
-      K(p.B, p.Hkv, p.Nk, p.d, s.layout),
-      V(p.B, p.Hkv, p.Nk, p.d, s.layout),
-      O(p.B, p.Hq, p.Nq, p.d, output(s.layout)),
+      K(p.B, p.Hkv, p.Nk, p.d, own(s.layout, 1)),
+      V(p.B, p.Hkv, p.Nk, p.d, own(s.layout, 2)),
+      O(p.B, p.Hq, p.Nq, p.d, own(output(s.layout), 3)),
       LSE(p.B, p.Hq, p.Nq, 1),
       want_lse_(want_lse) {
   p.key_lengths = spec.lengths.empty() ? nullptr : spec.lengths.data();
@@ -83,7 +94,7 @@ ForwardCall<T> ForwardCase<T>::call() {
   LSE.poison();
   return {p,
           {Q.view(), K.view(), V.view(), O.view(), want_lse_ ? LSE.view().data : nullptr},
-          {Q.storage(), K.storage(), V.storage(), O.storage(), LSE.storage()}};
+          {Q.storage(), K.storage(), V.storage(), O.storage(), LSE.storage(), lengths(spec)}};
 }
 
 template <class T>
@@ -116,13 +127,13 @@ BackwardCase<T>::BackwardCase(const Spec& s)
     : spec(s),
       p(s.p),
       Q(p.B, p.Hq, p.Nq, p.d, output(s.layout)),
-      K(p.B, p.Hkv, p.Nk, p.d, s.layout),
-      V(p.B, p.Hkv, p.Nk, p.d, s.layout),
-      O(p.B, p.Hq, p.Nq, p.d, output(s.layout)),
-      dO(p.B, p.Hq, p.Nq, p.d, output(s.layout)),
-      dQ(p.B, p.Hq, p.Nq, p.d, output(s.layout)),
-      dK(p.B, p.Hkv, p.Nk, p.d, output(s.layout)),
-      dV(p.B, p.Hkv, p.Nk, p.d, output(s.layout)),
+      K(p.B, p.Hkv, p.Nk, p.d, own(s.layout, 1)),
+      V(p.B, p.Hkv, p.Nk, p.d, own(s.layout, 2)),
+      O(p.B, p.Hq, p.Nq, p.d, own(output(s.layout), 3)),
+      dO(p.B, p.Hq, p.Nq, p.d, own(output(s.layout), 4)),
+      dQ(p.B, p.Hq, p.Nq, p.d, own(output(s.layout), 5)),
+      dK(p.B, p.Hkv, p.Nk, p.d, own(output(s.layout), 6)),
+      dV(p.B, p.Hkv, p.Nk, p.d, own(output(s.layout), 7)),
       LSE(p.B, p.Hq, p.Nq, 1) {
   p.key_lengths = spec.lengths.empty() ? nullptr : spec.lengths.data();
   fill(Q, 'Q', spec);
@@ -143,7 +154,7 @@ BackwardCall<T> BackwardCase<T>::call() {
           {Q.view(), K.view(), V.view(), O.view(), dO.view(), LSE.view().data, dQ.view(), dK.view(),
            dV.view()},
           {Q.storage(), K.storage(), V.storage(), O.storage(), dO.storage(), LSE.storage(),
-           dQ.storage(), dK.storage(), dV.storage()}};
+           dQ.storage(), dK.storage(), dV.storage(), lengths(spec)}};
 }
 
 template <class T>

@@ -37,7 +37,7 @@ std::string Comparison::report() const {
   if (non_finite_) s << " (" << non_finite_ << " of them NaN or infinite on one side)";
   s << "; worst at (b " << at_.b << ", h " << at_.h << ", i " << at_.i << ", x " << at_.x
     << "): got " << at_.got << ", want " << at_.want << ", tolerance " << at_.tolerance
-    << (non_finite_ ? "; relative L2 error of the rest " : "; relative L2 error ")
+    << (non_finite_ ? "; relative L2 error of the finite ones " : "; relative L2 error ")
     << (want2_ > 0 ? std::sqrt(error2_ / want2_) : std::sqrt(error2_));
   return s.str();
 }

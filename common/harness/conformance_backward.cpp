@@ -2,6 +2,7 @@
 #include <cmath>
 
 #include "common/harness/conformance.hpp"
+#include "common/harness/memory.hpp"
 
 namespace fa::harness {
 namespace {
@@ -186,10 +187,71 @@ void backward_errors(Run& run) {
       });
     };
     refuse("d too large", {"d must"}, [&](Call& c) { c.p.d = run.promises().max_d + 1; });
+    refuse("d = 0", {"d must"}, [](Call& c) { c.p.d = 0; });
+    refuse("Nk < 0", {"Nk", "-3"}, [](Call& c) { c.p.Nk = -3; });
+    refuse("Hq no multiple of Hkv", {"Hq", "Hkv", "3"}, [](Call& c) { c.p.Hkv = 3; });
+    refuse("scale infinite", {"scale", "finite"}, [](Call& c) { c.p.scale = HUGE_VAL; });
+    static const Int lengths[] = {7, 7};
+    if (!run.promises().key_lengths)
+      refuse("key lengths, which it does not promise", {"key_lengths"},
+             [](Call& c) { c.p.key_lengths = lengths; });
+    if (!run.promises().causal)
+      refuse("a causal mask, which it does not promise", {"causal"},
+             [](Call& c) { c.p.causal = Causal::top_left; });
+    if (run.promises().backward_reads_O_and_LSE) {
+      refuse("O null", {"O", "null"}, [](Call& c) { c.t.O.data = nullptr; });
+      refuse("LSE null", {"LSE", "null"}, [](Call& c) { c.t.LSE = nullptr; });
+    } else {
+      run.run(std::string("takes neither O nor LSE ") + type_name<T>(), [&]() -> std::string {
+        BackwardCase<T> c({shape(6, 7, 8, 2, 4, 2)});
+        Call call = c.call();
+        call.t.O.data = nullptr;
+        call.t.LSE = nullptr;
+        run.functions<T>().backward(call);
+        return c.verdict();
+      });
+    }
     refuse("dO null", {"dO", "null"}, [](Call& c) { c.t.dO.data = nullptr; });
     refuse("dQ on top of Q", {"dQ overlaps Q"}, [](Call& c) { c.t.Q = c.t.dQ; });
     refuse("dV on top of dK", {"dV overlaps dK"}, [](Call& c) { c.t.dV = c.t.dK; });
     refuse("dK with stride 0", {"rows of dK share memory"}, [](Call& c) { c.t.dK.head = 0; });
+  });
+}
+
+void backward_determinism(Run& run) {
+  run.each_type([&](auto type) {
+    using T = decltype(type);
+    run.run(std::string("ten runs ") + type_name<T>(), [&]() -> std::string {
+      const Spec spec{shape(65, 70, 16, 2, 4, 2)};
+      BackwardCase<T> first(spec), again(spec);
+      backward(run, first);
+      for (int n = 0; n < 10; ++n) {
+        backward(run, again);
+        std::string difference = same_bits("dQ", first.dQ, again.dQ) +
+                                 same_bits("dK", first.dK, again.dK) +
+                                 same_bits("dV", first.dV, again.dV);
+        if (!difference.empty()) return difference;
+      }
+      return {};
+    });
+  });
+}
+
+void backward_memory(Run& run) {
+  if (peak_heap_bytes([] {}) < 0) GTEST_SKIP() << "malloc cannot be counted in this build";
+  run.each_type([&](auto type) {
+    using T = decltype(type);
+    const Spec spec{shape(700, 700, 32)};
+    run.run(spec.name() + " " + type_name<T>(), [&]() -> std::string {
+      BackwardCase<T> c(spec);
+      const BackwardCall<T> call = c.call();
+      const auto& function = run.functions<T>().backward;
+      const auto bytes = static_cast<double>(peak_heap_bytes([&] { function(call); }));
+      const double most = run.promises().extra_bytes_backward(c.p) * (sizeof(T) / 4.0);
+      if (bytes <= most) return {};
+      return "took " + std::to_string(bytes) + " bytes beyond its arguments, promised at most " +
+             std::to_string(most);
+    });
   });
 }
 
@@ -206,6 +268,14 @@ std::vector<Family> backward_families() {
       {"GradientCheck", "the backward is the derivative of the forward (central differences)",
        [](const StageUnderTest& s) { return bool(s.f64.backward); }, gradient_check},
       {"BackwardIdentities", "identities that need no reference", has_backward, identities},
+      {"BackwardDeterminism", "the same call gives the same bits",
+       [](const StageUnderTest& s) { return has_backward(s) && s.promises.deterministic_backward; },
+       backward_determinism},
+      {"BackwardMemory", "no more memory than promised",
+       [](const StageUnderTest& s) {
+         return has_backward(s) && bool(s.promises.extra_bytes_backward);
+       },
+       backward_memory},
       {"BackwardErrors", "bad arguments are refused in words, before any write", has_backward,
        backward_errors},
   };

@@ -9,9 +9,9 @@
 namespace fa::harness {
 
 std::string Data::name() const {
-  static constexpr const char* names[] = {"normal",      "uniform",      "integers",   "equal",
-                                          "level",       "alternating",  "rising",     "falling",
-                                          "spike_first", "spike_middle", "spike_last", "denormal"};
+  static constexpr const char* names[] = {
+      "normal",  "uniform", "integers",    "equal",        "level",      "alternating", "rising",
+      "falling", "opposed", "spike_first", "spike_middle", "spike_last", "denormal"};
   std::ostringstream s;
   s << names[static_cast<int>(kind)];
   if (level != 1) s << level;
@@ -74,7 +74,7 @@ double element(const Data& data, char tensor, const Problem& p, std::uint64_t se
   const double root =
       std::sqrt(std::max(std::fabs(data.level) / std::fabs(p.softmax_scale()), 1e-30));
   if (x == p.d - 1) {
-    if (tensor == 'Q') return root;
+    if (tensor == 'Q') return data.kind == Kind::opposed && i % 2 ? -root : root;
     const double sign = p.softmax_scale() < 0 ? -1 : 1;
     return sign * score_of_key(data, i, p.Nk) / (root * std::fabs(p.softmax_scale()));
   }

@@ -18,6 +18,7 @@ struct Data {
     alternating,  // scores +level, -level, +level ...
     rising,       // scores grow by `level` from the first key to the last: every step rescales
     falling,      // ... and shrink: no step after the first does
+    opposed,  // rising in even rows, falling below zero in odd ones: neighbours share no maximum
     spike_first,  // one key outweighs all others by `level`
     spike_middle,
     spike_last,

@@ -5,15 +5,15 @@
 #include <cstddef>
 #include <cstdlib>
 
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-#define FA_COUNT_HEAP 0
-#elif defined(__has_feature)
-#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
-#define FA_COUNT_HEAP 0
-#endif
-#endif
-#if !defined(FA_COUNT_HEAP) && defined(__GLIBC__)
+#include "common/harness/sanitizer.hpp"
+
+// -DFA_COUNT_HEAP=0 leaves malloc alone, as a static link needs it.
+#ifndef FA_COUNT_HEAP
+#if defined(__GLIBC__) && !FA_SANITIZED
 #define FA_COUNT_HEAP 1
+#else
+#define FA_COUNT_HEAP 0
+#endif
 #endif
 
 #if FA_COUNT_HEAP
@@ -53,13 +53,18 @@ void* calloc(std::size_t n, std::size_t size) noexcept { return count(__libc_cal
 void* realloc(void* p, std::size_t n) noexcept {
   uncount(p);
   void* q = __libc_realloc(p, n);
-  return q ? count(q) : (n ? count(p), q : q);
+  if (q || n == 0) return count(q);
+  count(p);  // it failed, and p is still there
+  return nullptr;
 }
 void* memalign(std::size_t a, std::size_t n) noexcept { return count(__libc_memalign(a, n)); }
 void* aligned_alloc(std::size_t a, std::size_t n) noexcept { return memalign(a, n); }
 int posix_memalign(void** out, std::size_t a, std::size_t n) noexcept {
-  *out = memalign(a, n);
-  return *out ? 0 : ENOMEM;
+  if (a == 0 || a % sizeof(void*) != 0 || (a & (a - 1)) != 0) return EINVAL;
+  void* p = memalign(a, n);
+  if (!p) return ENOMEM;
+  *out = p;
+  return 0;
 }
 void free(void* p) noexcept {
   uncount(p);

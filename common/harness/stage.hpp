@@ -10,8 +10,8 @@
 
 namespace fa::harness {
 
-// One call: the views are into the storages, which include gaps and canaries. A stage on the CPU
-// looks at the views only; an adapter for a GPU copies the storages there and back.
+// One call: the views (and key_lengths) are into the storages, which include gaps and canaries. A stage
+// on the CPU looks at the views only; an adapter for a GPU copies the storages there and back.
 template <class T>
 struct ForwardCall {
   Problem p;
@@ -46,14 +46,18 @@ struct Promises {
   std::int64_t max_d = 512;
   bool positive_scale_only = false;
   bool lse = false;
-  bool causal = false;       // both alignments
-  bool key_lengths = false;  // and rows that see nothing
+  bool causal = false;          // both alignments
+  bool key_lengths = false;     // and rows that see nothing
+  bool rejects_lengths = true;  // a length outside [0, Nk] is refused; kernels clamp it instead
   bool large_scores = false;
   // A NaN in V_j may reach rows that do not see j only if they share a tile of this many rows and
   // keys with one that does; 0: any row of the head.
   std::int64_t nan_tile = 1;
-  // Upper bound of heap bytes beyond the arguments; null: not promised.
-  std::function<double(const Problem&)> extra_bytes;
+  bool host_memory = true;  // the functions read the views directly, not a copy of the storages
+  // Upper bound of heap bytes beyond the arguments, for float; null: not promised.
+  std::function<double(const Problem&)> extra_bytes, extra_bytes_backward;
+  bool backward_reads_O_and_LSE = true;  // if false they may be null
+  bool deterministic_backward = true;    // false for a kernel that adds with atomics, by name
   // Sizes that this kernel takes; null: all. What it does not take must be refused in words.
   std::function<bool(const Problem&)> takes;
 };

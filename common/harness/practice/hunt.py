@@ -35,7 +35,7 @@ def start(stage: Path, seed: int | None) -> None:
         write_whole(stage / "hunt" / ".mutant", base64.b64encode(mutant.name.encode()).decode())
     command = f"./learn hunt {stage.name[:2]}"
     print(f"Symptom: {mutant.symptom}\n"
-          f"Find the line in {stage.name}/hunt/{mutant.source}, mend it, run {command} again.\n"
+          f"See which tests fail: {command}. Find the line in {stage.name}/hunt/{mutant.source}, mend it, and run that again.\n"
           f"To give up: {command} --reveal")
 
 

@@ -8,6 +8,7 @@
 
 #include "common/core/check.hpp"
 #include "common/harness/oracle.hpp"
+#include "common/harness/sanitizer.hpp"
 
 namespace {
 
@@ -122,11 +123,11 @@ TEST(Check, MisalignedPointersAreRefused) {
 
 // In a child process, because a limit on the address space cannot be taken back.
 TEST(CheckMemory, KnowsAboutUlimitAndSaysBothNumbers) {
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#if FA_SANITIZED
   GTEST_SKIP() << "sanitizers reserve terabytes of address space";
 #else
   EXPECT_EXIT(refused_under_a_limit_of_256_mib(), testing::ExitedWithCode(7),
-              "me: a matrix needs 300.0 MiB, but only [0-9.]+ MiB are free");
+              "me: no memory for a matrix: 300.0 MiB, but only [0-9.]+ MiB are free");
 #endif
 }
 
