@@ -225,12 +225,12 @@ def draw(stages: Sequence[Path], results_name: str | None, out: Path | None, tab
             if tables and path.resolve().parent != stage / "results":
                 raise BadResults(f"{path}: tables are written from recorded files only; record it first")
             results = load(path)
-            readme = stage / "README.md"
             for item in figures(stage, results):
                 if isinstance(item, Chart):
                     name = svg_name(item, results, stage if out else None)
                     outputs[(out or path.parent) / name] = render(item, results.context)
                 elif tables:
+                    readme = stage / item.page
                     if readme not in outputs and not readme.is_file():
                         raise BadResults(f"{readme}: no such file; the tables are written into it")
                     text = (outputs.get(readme) or readme.read_bytes()).decode()

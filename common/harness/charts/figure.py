@@ -85,6 +85,7 @@ class Table:
     name: str
     header: Sequence[str]
     rows: Sequence[Sequence[str]]
+    page: str = "README.md"  # where it is written, seen from the stage's folder
 
     def markdown(self) -> str:
         rule = ["---"] + ["---:"] * (len(self.header) - 1)

@@ -1,0 +1,28 @@
+"""The chart and the table of stage 02: memory that does not grow, and what it costs in time on a CPU."""
+
+from figure import Chart, Lines, Table, line, significant
+from results import Results, group, median, ratio
+
+KIB = 1 / 2**10
+METHODS = {"safe_softmax": "01", "safe_rows": "rows, safe softmax", "rows": "02 rows", "lanes": "02 lanes"}
+ROLES = {"safe_softmax": "previous", "safe_rows": "peer"}
+
+
+def charts(r: Results) -> list[Chart | Table]:
+    rows = {variant: r.select(what="forward", variant=variant, d=64, causal=0, dtype="f32") for variant in METHODS}
+
+    def lines(field: str, scale: float, variants: list[str]) -> list:
+        return [line(METHODS[v], rows[v], field, scale=scale, role=ROLES.get(v, "this")) for v in variants]
+
+    cost = Chart("cost", "Memory stays flat; time, on a CPU, depends on lanes", [
+        Lines("Extra memory (KiB)", lines("extra_bytes", KIB, ["safe_softmax", "safe_rows", "rows", "lanes"]),
+              "N, sequence length (d = 64)"),
+        Lines("Share of the FMA peak (%)", lines("of_roof", 100, list(METHODS)), "N, sequence length (d = 64)"),
+    ])
+    by_n = {variant: group(rows[variant], "N") for variant in METHODS}
+    table = Table("cost", ["N", "01: memory (KiB)", "rows", "lanes", "rows, safe: time", "rows: time", "lanes: time"], [
+        [f"{n:g}"] + [significant(KIB * median(by_n[v][n], "extra_bytes")) for v in ("safe_softmax", "rows", "lanes")]
+        + [significant(ratio(by_n[v][n], by_n["safe_softmax"][n], "time").mid) + " × 01"
+           for v in ("safe_rows", "rows", "lanes")]
+        for n in by_n["rows"]])
+    return [cost, table]

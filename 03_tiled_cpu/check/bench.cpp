@@ -1,0 +1,70 @@
+// The lesson and the side trail against stages 01 and 02, on one core and on two, with the share of the
+// multiply-add peak of as many cores.
+#include "common/harness/bench.hpp"
+#include <memory>
+
+#include "01_safe_softmax/safe_softmax.hpp"
+#include "02_online_softmax/online_softmax.hpp"
+#include "03_tiled_cpu/fast/fast.hpp"
+#include "03_tiled_cpu/tiled_cpu.hpp"
+
+namespace {
+
+// The side trail with single ideas taken away, on one core.
+template <int Groups, bool InRegisters>
+void steps(const fa::Problem& p, const fa::Forward<float>& t, bool head_by_head) {
+  namespace fast = fa::tiled_cpu::fast;
+  const std::int64_t rows = std::int64_t(Groups) * fast::lanes;
+  const std::int64_t blocks = (p.Nq + rows - 1) / rows;
+  const auto scratch = std::make_unique_for_overwrite<float[]>(fast::scratch_elements(p.d));
+  for (std::int64_t task = 0; task < p.Hq * blocks; ++task) {
+    const std::int64_t h = head_by_head ? task / blocks : task % p.Hq;
+    const std::int64_t block = head_by_head ? task % blocks : task / p.Hq;
+    fast::attention_block<Groups, InRegisters>(t.Q.rows(0, h, p.Nq, p.d), t.K.rows(0, h, p.Nk, p.d),
+                                               t.V.rows(0, h, p.Nk, p.d), float(p.softmax_scale()),
+                                               fa::Mask(p, 0), (blocks - 1 - block) * rows,
+                                               scratch.get(), t.O.rows(0, h, p.Nq, p.d), nullptr);
+  }
+}
+
+}  // namespace
+
+void fa::bench::register_benchmarks(Size size) {
+  using tiled_cpu::Kernel;
+  const auto run = [](Kernel kernel, int threads) {
+    return [=](const Problem& q, const Forward<float>& t) {
+      tiled_cpu::forward(q, t, {kernel, threads});
+    };
+  };
+  for (std::int64_t d :
+       size == Size::smoke ? std::vector<std::int64_t>{64} : std::vector<std::int64_t>{64, 128})
+    for (std::int64_t N : sizes(size, {512, 1024, 2048, 4096}, {8192}))
+      for (Causal causal : {Causal::none, Causal::top_left}) {
+        Problem p;
+        p.Hq = p.Hkv = 4;
+        p.Nq = p.Nk = N;
+        p.d = d;
+        p.causal = causal;
+        if (d == 64) {
+          forward<float>(
+              "stage01/forward/safe_softmax", p,
+              [](const Problem& q, const Forward<float>& t) { safe_softmax::forward(q, t); });
+          forward<float>("stage02/forward/lanes", p, [](const Problem& q, const Forward<float>& t) {
+            online_softmax::forward(q, t, {online_softmax::Kernel::lanes});
+          });
+          forward<float>("stage03/forward/tiled", p, run(Kernel::tiled, 1));
+        }
+        if (causal == Causal::none) {
+          using tiled_cpu::fast::groups;
+          const auto step = [](auto f, bool head_by_head) {
+            return [=](const Problem& q, const Forward<float>& t) { f(q, t, head_by_head); };
+          };
+          forward<float>("stage03/forward/step1", p, step(steps<1, false>, false));
+          forward<float>("stage03/forward/step2", p, step(steps<groups, false>, false));
+          forward<float>("stage03/forward/step3", p, step(steps<groups, false>, true));
+          forward<float>("stage03/forward/step4", p, step(steps<groups, true>, true));
+        }
+        forward<float>("stage03/forward/fast", p, run(Kernel::fast, 1));
+        forward<float>("stage03/forward/fast_2_threads", p, run(Kernel::fast, 2), 2);
+      }
+}

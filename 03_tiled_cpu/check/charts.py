@@ -1,0 +1,63 @@
+"""The charts and the table of stage 03: bytes that must move, counted, and how near the peak it comes."""
+
+from figure import Bound, Chart, Line, Lines, Point, Table, line, significant
+from results import Results, Spread, group, median, ratio
+
+METHODS = {"safe_softmax": "01", "lanes": "02 lanes", "tiled": "03 tiled", "fast": "03 fast",
+           "fast_2_threads": "03 fast, 2 threads"}
+ROLES = {"safe_softmax": "previous", "lanes": "peer"}
+MIB = 1 / 2**20
+
+
+def counted(label: str, role: str, bytes_at, lengths: list[int]) -> Line:
+    """A line that is arithmetic, not a measurement: MiB moved for one head of N queries and keys."""
+    return Line(label, [Point(n, Spread(*3 * [MIB * bytes_at(n)])) for n in lengths], role)
+
+
+def traffic(d: int, lengths: list[int]) -> Lines:
+    tensors = lambda n: 4 * 4 * n * d  # Q, K, V in, O out, 4 bytes each
+    return Lines(f"MiB moved, d = {d}", [
+        counted("01: scores to memory and back", "previous", lambda n: tensors(n) + 4 * 4 * n * n, lengths),
+        counted("03, Br = 64", "this", lambda n: 4 * (2 * n * d + 2 * n * d * n / 64), lengths),
+        counted("03, Br = 256", "this", lambda n: 4 * (2 * n * d + 2 * n * d * max(n / 256, 1)), lengths),
+        counted("least", "bound", tensors, lengths),
+    ])
+
+
+def charts(r: Results) -> list[Chart | Table]:
+    def rows(variant: str, d: int, causal: int) -> list:
+        return r.select(what="forward", variant=variant, d=d, causal=causal, dtype="f32")
+
+    panels = [Lines(f"Share of the FMA peak (%), {mask}",
+                    [line(METHODS[v], rows(v, 64, causal), "of_roof", scale=100, role=ROLES.get(v, "this"))
+                     for v in METHODS],
+                    "N, sequence length (4 heads, d = 64)", y_scale="linear", bounds=[Bound("peak", 100)])
+              for causal, mask in ((0, "no mask"), (1, "causal"))]
+    speed = Chart("speed", "The same algorithm, near the limit of the processor", panels)
+    lengths = [1024, 2048, 4096, 8192]
+    moved = Chart("traffic", "Bytes between memory and cache for one head, counted",
+                  [traffic(64, lengths), traffic(128, lengths)],
+                  subtitle="f32 · arithmetic, not a measurement: what must move if nothing but a tile stays in the cache")
+
+    table_rows = []
+    for d in (64, 128):
+        fast, two = (group(rows(v, d, 0), "N") for v in ("fast", "fast_2_threads"))
+        causal, causal_two = (group(rows(v, d, 1), "N") for v in ("fast", "fast_2_threads"))
+        previous, masked = (group(rows("safe_softmax", d, c), "N") for c in (0, 1))
+        lanes = group(rows("lanes", d, 0), "N")
+        for n in fast:
+            share = [significant(100 * median(x[n], "of_roof"), 2) + " %" for x in (fast, two, causal, causal_two)]
+            gain = [significant(ratio(other[n], mine[n], "time").mid) + "×" if n in other else "–"
+                    for other, mine in ((previous, fast), (masked, causal), (lanes, fast))]
+            table_rows.append([f"{d}", f"{n:g}", *share, *gain])
+    table = Table("speed", ["d", "N", "fast", "2 threads", "causal", "causal, 2 threads", "faster than 01",
+                            "causal, than 01", "than 02 lanes"], table_rows)
+
+    ideas = ["micro-kernel, 64 queries a tile, heads in turn", "256 queries share each tile of K and V",
+             "one head after the other", "transposes in registers"]
+    steps = [(idea, {d: group(rows(f"step{k}", d, 0), "N") for d in (64, 128)}) for k, idea in enumerate(ideas, 1)]
+    places = [(d, n) for d in (64, 128) for n in (512, 2048, 4096, 8192) if n in steps[0][1][d]]
+    ablation = Table("steps", ["each line adds", *(f"d = {d}, N = {n:g}" for d, n in places)], [
+        [idea, *(significant(100 * median(by_d[d][n], "of_roof"), 2) + " %" for d, n in places)]
+        for idea, by_d in steps], page="fast/README.md")
+    return [speed, moved, table, ablation]
