@@ -31,6 +31,7 @@ void steps(const fa::Problem& p, const fa::Forward<float>& t, bool head_by_head)
 
 void fa::bench::register_benchmarks(Size size) {
   using tiled_cpu::Kernel;
+  for (int threads : {1, 2}) bandwidth(threads);
   const auto run = [](Kernel kernel, int threads) {
     return [=](const Problem& q, const Forward<float>& t) {
       tiled_cpu::forward(q, t, {kernel, threads});

@@ -16,6 +16,7 @@
 #include <regex>
 #include <sstream>
 
+#include "common/core/parallel_for.hpp"
 #include "common/harness/flops.hpp"
 #include "common/harness/machine.hpp"
 #include "common/harness/memory.hpp"
@@ -132,6 +133,31 @@ template void forward(const std::string&, const Problem&,
 template void forward(const std::string&, const Problem&,
                       const std::function<void(const Problem&, const Forward<double>&)>&, int);
 
+void bandwidth(int threads) {
+  std::ostringstream name;
+  name << "roof/bandwidth/triad/threads:" << threads << "/f32";
+  add(name.str(),
+      [threads](benchmark::State& state) {
+        const std::int64_t n = 1 << 24, part = n / threads;
+        std::vector<float> a(std::size_t(n), 1), b(a), c(a);
+        for (auto _ : state)
+          parallel_for(threads, threads, [&] {
+            return [&](std::int64_t t) {
+              float* x = a.data() + t * part;
+              const float *y = b.data() + t * part, *z = c.data() + t * part;
+              for (std::int64_t i = 0; i < part; ++i) x[i] = y[i] + 0.5f * z[i];
+            };
+          });
+        if (!(a.front() == 1.5f && a[std::size_t(part * threads - 1)] == 1.5f))
+          return state.SkipWithError("the triad is wrong");
+        state.counters["bytes_per_second"] =
+            benchmark::Counter(double(part * threads) * 3 * sizeof(float),
+                               benchmark::Counter::kIsIterationInvariantRate);
+      })
+      ->UseRealTime()
+      ->Unit(benchmark::kMillisecond);
+}
+
 void error(const std::string& prefix, double scores,
            const std::function<void(const Problem&, const Forward<float>&)>& f) {
   std::ostringstream name;
@@ -246,7 +272,7 @@ class Collector : public benchmark::BenchmarkReporter {
     std::vector<std::string> order;
     for (const std::string& name : registered)
       if (rows.count(name)) order.push_back(name);
-    if (order.empty()) return print_errors();
+    if (order.empty()) return print_other_rows();
     std::printf(
         "\nmedians of %d rounds; ratios are taken within a round\n%-52s %10s %8s %8s %9s  %s\n",
         rounds_, "", "ms", "GFLOP/s", "of peak", "MiB extra", "speed against");
@@ -275,11 +301,19 @@ class Collector : public benchmark::BenchmarkReporter {
       }
       std::printf("\n");
     }
-    print_errors();
+    print_other_rows();
   }
 
-  // Rows of error(): one line each, from the first round, for they are the same in all.
-  void print_errors() const {
+  // Rows of error(): one line each, from the first round, for they are the same in all. Rows of
+  // bandwidth(): the median.
+  void print_other_rows() const {
+    for (const std::string& name : registered) {
+      std::vector<double> rate;
+      for (const Run& run : runs_)
+        if (clean(run) == name && run.counters.count("bytes_per_second"))
+          rate.push_back(run.counters.at("bytes_per_second") / 1e9);
+      if (!rate.empty()) std::printf("%-52s %.1f GB/s\n", name.c_str(), median(rate));
+    }
     for (const std::string& name : registered)
       for (const Run& run : runs_) {
         if (clean(run) != name || run.repetition_index != 0 || !run.counters.count("nonfinite"))
