@@ -78,6 +78,7 @@ struct Prepared {
 };
 
 std::vector<std::string> registered;  // names, in the order of registration
+double seconds_a_sample = 0.05;
 
 auto* add(const std::string& name, const std::function<void(benchmark::State&)>& body) {
   registered.push_back(name);
@@ -125,6 +126,7 @@ void forward(const std::string& prefix, const Problem& p,
         if (x.extra_bytes >= 0) state.counters["extra_bytes"] = x.extra_bytes;
       })
       ->UseRealTime()
+      ->MinTime(seconds_a_sample)
       ->Unit(benchmark::kMillisecond);
 }
 
@@ -155,6 +157,7 @@ void bandwidth(int threads) {
                                benchmark::Counter::kIsIterationInvariantRate);
       })
       ->UseRealTime()
+      ->MinTime(seconds_a_sample)
       ->Unit(benchmark::kMillisecond);
 }
 
@@ -426,10 +429,8 @@ int run(int argc, char** argv) {
   mallopt(M_TRIM_THRESHOLD, std::numeric_limits<int>::max());
 #endif
   static char interleave[] = "--benchmark_enable_random_interleaving=true";
-  static char time[] = "--benchmark_min_time=0.05";
-  static char least[] = "--benchmark_min_time=0.001";
   google.push_back(interleave);
-  google.push_back(size == Size::smoke ? least : time);
+  seconds_a_sample = size == Size::smoke ? 0.001 : 0.05;
   int google_argc = static_cast<int>(google.size());
   benchmark::Initialize(&google_argc, google.data());
 
