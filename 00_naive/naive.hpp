@@ -16,8 +16,8 @@ struct Options {
 // Promises sizes, groups of heads, strides, any finite scale. No mask, no LSE. exp is not guarded:
 // in float a row breaks when an exp or their sum overflows (a score above 88; 85 with 64 keys), and
 // when all its scores lie below -87 (the exps are 0, or all alike). Stage 01 mends both.
-// Extra memory: 2 Nq Nk elements and what Eigen packs for a product. Throws std::invalid_argument, before any write, for arguments
-// outside these promises or more memory than is free.
+// Extra memory: 2 Nq Nk elements and what Eigen packs for a product. Throws std::invalid_argument,
+// before any write, for arguments outside these promises or more memory than is free.
 template <class T>
 void forward(const Problem& p, const Forward<T>& t, const Options& options = {});
 

@@ -1,5 +1,5 @@
-// Skip this file until stage 05. The gradients of the five lines, by the chain rule, last line first;
-// the softmax in two forms that must agree. P is computed again, because nothing was kept.
+// Skip this file until stage 05. The gradients of the five lines, by the chain rule, last line
+// first; the softmax in two forms that must agree. P is computed again, because nothing was kept.
 #include "00_naive/naive.hpp"
 
 namespace fa::naive {

@@ -9,8 +9,8 @@ struct Options {};  // nothing to choose; later stages have threads, tiles, kern
 
 // O = softmax(scale Q K^T + mask) V and, if asked for, LSE. T: float or double.
 // Promises what stage 00 does and: scores of any finite size, both causal alignments, key lengths
-// in [0, Nk], rows that see no key (O = 0, LSE = -infinity). Limit: O = P V is one product with zeros
-// for hidden keys, so a NaN in V spreads to every row of the head unless it is padding.
+// in [0, Nk], rows that see no key (O = 0, LSE = -infinity). Limit: O = P V is one product with
+// zeros for hidden keys, so a NaN in V spreads to every row of the head unless it is padding.
 // Extra memory: 2 Nq Nk elements and what Eigen packs for a product. Throws std::invalid_argument,
 // before any write, for arguments outside these promises or more memory than is free.
 template <class T>

@@ -1,6 +1,6 @@
-// The lesson again, W rows at a time: one SIMD lane is one row. Each lane has its own m, l and o, all
-// lanes look at the same key, and no lane ever needs to know of another. This is what a CUDA thread
-// will be in stage 04.
+// The lesson again, W rows at a time: one SIMD lane is one row. Each lane has its own m, l and o,
+// all lanes look at the same key, and no lane ever needs to know of another. This is what a CUDA
+// thread will be in stage 04.
 #include <algorithm>
 #include <cmath>
 #include <limits>

@@ -22,8 +22,8 @@ void forward(const Problem& p, const Forward<T>& t, const Options& options) {
   require(!fast || std::is_same_v<T, float>,
           "tiled_cpu: the kernel 'fast' is for float; use Kernel::tiled for double");
 
-  // A task is one tile of queries of one head. All tiles of a head come one after the other, so that
-  // its K and V stay in the cache; with a causal mask the longest come first.
+  // A task is one tile of queries of one head. All tiles of a head come one after the other, so
+  // that its K and V stay in the cache; with a causal mask the longest come first.
   const std::int64_t Br = fast ? fast::block_rows : std::min(options.Br, p.Nq);
   const std::int64_t Bc = std::min(options.Bc, std::max<std::int64_t>(p.Nk, 1));
   const std::int64_t tiles = p.Nq > 0 ? (p.Nq + Br - 1) / Br : 0;

@@ -1,5 +1,5 @@
-// Stage 03: FlashAttention-2's forward on the CPU. Tiles of queries against tiles of keys, each small
-// enough for the cache; no row of scores longer than a tile ever exists.
+// Stage 03: FlashAttention-2's forward on the CPU. Tiles of queries against tiles of keys, each
+// small enough for the cache; no row of scores longer than a tile ever exists.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -20,15 +20,15 @@ struct Options {
 };
 
 // O = softmax(scale Q K^T + mask) V and, if asked for, LSE. T: float or double.
-// Promises what stage 02 does, tiles of any size, and threads: the result is the same, bit by bit, for
-// any number of them. Extra memory for each thread: Br Bc + Bc d + 2 Br elements (`tiled`); at most
-// 1 MiB for d <= 256 (`fast`). Throws std::invalid_argument, before any write, for arguments outside
-// these promises.
+// Promises what stage 02 does, tiles of any size, and threads: the result is the same, bit by bit,
+// for any number of them. Extra memory for each thread: Br Bc + Bc d + 2 Br elements (`tiled`); at
+// most 1 MiB for d <= 256 (`fast`). Throws std::invalid_argument, before any write, for arguments
+// outside these promises.
 template <class T>
 void forward(const Problem& p, const Forward<T>& t, const Options& options = {});
 
-// The lesson: queries [i0, i0 + Br) of one head, clipped to its end. Q, O: [Nq, d]; K, V: [Nk, d]; LSE:
-// [Nq] or null. `scratch` holds scratch_elements(Br, Bc, d) elements that only this call uses.
+// The lesson: queries [i0, i0 + Br) of one head, clipped to its end. Q, O: [Nq, d]; K, V: [Nk, d];
+// LSE: [Nq] or null. `scratch` holds scratch_elements(Br, Bc, d) elements that only this call uses.
 template <class T>
 void attention_tile(const Rows<const T>& Q, const Rows<const T>& K, const Rows<const T>& V, T scale,
                     const Mask& mask, std::int64_t i0, std::int64_t Br, std::int64_t Bc, T* scratch,

@@ -65,8 +65,8 @@ TEST(WhyThisStage, Stage00ReturnsNaNWhereThisStageIsRight) {
 }
 
 TEST(WhyThisStage, ScoresFarBelowZeroUnderflowInStage00) {
-  // exp(-500) is 0 in float, so stage 00 divides 0 by 0, or, where Eigen's vectorised exp stops just
-  // above 0 (SSE and AVX2), gives all keys the same weight.
+  // exp(-500) is 0 in float, so stage 00 divides 0 by 0, or, where Eigen's vectorised exp stops
+  // just above 0 (SSE and AVX2), gives all keys the same weight.
   ForwardCase<float> naive_case(square(16, 8, {Data::Kind::level, -500}), false);
   naive::forward(naive_case.p, naive_case.call().t);
   EXPECT_NE(naive_case.verdict(), "");

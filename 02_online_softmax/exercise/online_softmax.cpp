@@ -1,7 +1,7 @@
 // Generated from ../online_softmax.cpp. To fill in the TODOs: ./learn practice 02
-// Softmax while the numbers are still arriving: keep a maximum and a sum, and when the maximum grows,
-// rescale the sum. What rescales a sum of weights rescales a weighted sum of values just as well, and
-// so attention needs no row of scores.
+// Softmax while the numbers are still arriving: keep a maximum and a sum, and when the maximum
+// grows, rescale the sum. What rescales a sum of weights rescales a weighted sum of values just as
+// well, and so attention needs no row of scores.
 #include "02_online_softmax/online_softmax.hpp"
 
 #include <algorithm>

@@ -1,5 +1,5 @@
-// The lesson and the side trail against stages 01 and 02, on one core and on two, with the share of the
-// multiply-add peak of as many cores.
+// The lesson and the side trail against stages 01 and 02, on one core and on two, with the share of
+// the multiply-add peak of as many cores.
 #include "common/harness/bench.hpp"
 #include <memory>
 

@@ -146,8 +146,8 @@ TEST(Memory, FastTakesAtMostOneMiBAThreadUpToD256) {
   EXPECT_LE(4 * tiled_cpu::fast::scratch_elements(256), std::size_t(1) << 20);
 }
 
-// 00 needs 488 MiB for its scores, this stage next to nothing. In a child process, because a limit on
-// the address space cannot be taken back.
+// 00 needs 488 MiB for its scores, this stage next to nothing. In a child process, because a limit
+// on the address space cannot be taken back.
 [[noreturn]] void eight_thousand_keys_in_128_mib() {
   const rlim_t MiB = 1 << 20;
   const rlimit limit{128 * MiB, 128 * MiB};

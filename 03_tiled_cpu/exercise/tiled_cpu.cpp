@@ -1,6 +1,6 @@
 // Generated from ../tiled_cpu.cpp. To fill in the TODOs: ./learn practice 03
-// Algorithm 1 of FlashAttention-2, line by line. One call is one turn of its outer loop: one tile of
-// queries, which owns its rows of O. Stage 04 turns this very loop nest into a CUDA kernel.
+// Algorithm 1 of FlashAttention-2, line by line. One call is one turn of its outer loop: one tile
+// of queries, which owns its rows of O. Stage 04 turns this very loop nest into a CUDA kernel.
 #include "03_tiled_cpu/tiled_cpu.hpp"
 
 #include <algorithm>

@@ -1,6 +1,6 @@
 // Lanes are queries, as in stage 02's lanes.cpp, but `lanes` of them at a time and against tiles of
-// keys. The scores are computed transposed, S^T = K Q^T: a row of S^T is one key against all lanes, so
-// maximum, sum and rescaling never cross lanes, and K and V are read where they lie.
+// keys. The scores are computed transposed, S^T = K Q^T: a row of S^T is one key against all lanes,
+// so maximum, sum and rescaling never cross lanes, and K and V are read where they lie.
 #include "03_tiled_cpu/fast/fast.hpp"
 
 #include <cmath>
@@ -15,8 +15,8 @@ using simd::IntVec, simd::Vec, simd::W;
 constexpr float infinity = std::numeric_limits<float>::infinity();
 constexpr float log2_e = 1.44269504f, ln_2 = 0.693147181f;
 
-// One group of `lanes` queries: where its part of the scratch lies. Rows of Qt and Ot have one element
-// per lane.
+// One group of `lanes` queries: where its part of the scratch lies. Rows of Qt and Ot have one
+// element per lane.
 struct Group {
   float *Qt, *Ot;  // [d, lanes]: scale log2(e) Q^T, and O^T before the division
   float *m, *l;    // [lanes]
@@ -93,7 +93,8 @@ void store_transposed(const Group& g, std::int64_t i0, const Rows<float>& O) {
   }
 }
 
-// One tile of keys [j0, j0 + cols) against one group of queries that starts at row i0. St: [Bc, lanes].
+// One tile of keys [j0, j0 + cols) against one group of queries that starts at row i0. St: [Bc,
+// lanes].
 void tile(const Rows<const float>& K, const Rows<const float>& V, const Mask& mask, const Group& g,
           std::int64_t i0, std::int64_t rows, std::int64_t j0, std::int64_t cols, float* St) {
   const std::int64_t d = K.cols;
@@ -123,7 +124,8 @@ void tile(const Rows<const float>& K, const Rows<const float>& V, const Mask& ma
   for (; j + M <= cols; j += M) micro_kernel<M>(K[j0 + j], K.stride, 1, g.Qt, d, zero, score(j));
   for (; j < cols; ++j) micro_kernel<1>(K[j0 + j], K.stride, 1, g.Qt, d, zero, score(j));
 
-    // (5) P^T = exp2(S^T - m_new), l = l rescale + sum over the keys; a lane without weight keeps l = 0
+    // (5) P^T = exp2(S^T - m_new), l = l rescale + sum over the keys; a lane without weight keeps l
+    // = 0
 #pragma GCC unroll 4
   for (int v = 0; v < N; ++v) {
     const Vec shift = m[v] == -infinity ? Vec{} : m[v];

@@ -18,9 +18,9 @@ inline std::size_t scratch_elements(std::int64_t d) {
   return std::size_t(2 * block_rows * d + Bc * lanes + 2 * block_rows + simd::W);
 }
 
-// Queries [i0, i0 + Groups * lanes) of one head, clipped to its end; otherwise as attention_tile. The
-// parameters exist so that the benchmark can take single ideas away: Groups of queries that share a
-// tile of keys (1 or `groups`), and transposes InRegisters (only together with `groups`).
+// Queries [i0, i0 + Groups * lanes) of one head, clipped to its end; otherwise as attention_tile.
+// The parameters exist so that the benchmark can take single ideas away: Groups of queries that
+// share a tile of keys (1 or `groups`), and transposes InRegisters (only together with `groups`).
 template <int Groups = groups, bool InRegisters = true>
 void attention_block(const Rows<const float>& Q, const Rows<const float>& K,
                      const Rows<const float>& V, float scale, const Mask& mask, std::int64_t i0,

@@ -17,9 +17,9 @@ inline constexpr int N = 2;
 inline constexpr int M = 4;
 inline constexpr int lanes = N * simd::W;  // columns of C: queries that are worked on together
 
-// C[i][lane] = init(i, v) + sum over k < K of A[i * a_row + k * a_k] * B[k * lanes + lane], for i < Rows
-// and the `lanes` lanes as N vectors v; done(i, v, C) receives each vector. Per k: Rows * N multiply-
-// adds for N loads of B and Rows broadcasts of A.
+// C[i][lane] = init(i, v) + sum over k < K of A[i * a_row + k * a_k] * B[k * lanes + lane], for i <
+// Rows and the `lanes` lanes as N vectors v; done(i, v, C) receives each vector. Per k: Rows * N
+// multiply- adds for N loads of B and Rows broadcasts of A.
 template <int Rows, class Init, class Done>
 [[gnu::always_inline]] inline void micro_kernel(const float* A, std::int64_t a_row,
                                                 std::int64_t a_k, const float* B, std::int64_t K,

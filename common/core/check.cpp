@@ -102,9 +102,9 @@ bool overlaps_itself(const Region& r) {
 }
 
 // Two tensors with the same strides, as the parts of one packed tensor have them, overlap if the
-// distance between them is a sum of steps n_k stride_k that both can make, up to a row's length. As the
-// strides nest, n_k is the quotient or the one above it: at most eight sums, whatever the sizes.
-// Nothing if the strides differ or do not nest.
+// distance between them is a sum of steps n_k stride_k that both can make, up to a row's length. As
+// the strides nest, n_k is the quotient or the one above it: at most eight sums, whatever the
+// sizes. Nothing if the strides differ or do not nest.
 std::optional<bool> overlap_of_equal_strides(const Region& x, const Region& y) {
   if (x.row != y.row || x.head != y.head || x.batch != y.batch || x.element != y.element) return {};
   std::array<Both, 3> dims = {{{x.row, x.N, y.N}, {x.head, x.H, y.H}, {x.batch, x.B, y.B}}};

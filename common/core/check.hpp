@@ -25,8 +25,9 @@ void check_problem(const char* who, const Problem& p, std::int64_t max_d);
 // Every key length lies in [0, Nk]. For lengths in host memory.
 void check_key_lengths(const char* who, const Problem& p);
 
-// The scale is finite in the type that it is used in. Every tensor is there; no output overlaps an input, another output or itself. LSE may be null, and
-// in the backward O too: a method that needs them asks for them.
+// The scale is finite in the type that it is used in. Every tensor is there; no output overlaps an
+// input, another output or itself. LSE may be null, and in the backward O too: a method that needs
+// them asks for them.
 template <class T>
 void check_tensors(const char* who, const Problem& p, const Forward<T>& t);
 template <class T>

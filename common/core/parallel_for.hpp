@@ -11,7 +11,8 @@
 namespace fa {
 
 // Calls worker(task) once for every task in [0, tasks), where each thread makes its own worker by
-// make_worker(): what a worker owns (scratch memory) belongs to one thread and is first touched by it.
+// make_worker(): what a worker owns (scratch memory) belongs to one thread and is first touched by
+// it.
 // Tasks are handed out in order, one at a time, so a late thread does not hold up the others.
 // threads: 0 for all cores. An exception of a worker is thrown here, after all threads have ended.
 template <class MakeWorker>

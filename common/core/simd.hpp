@@ -1,5 +1,5 @@
-// One register full of floats, for lessons that place a lane where CUDA places a thread. The compiler
-// knows + - * / and comparisons on it; here is what it does not know.
+// One register full of floats, for lessons that place a lane where CUDA places a thread. The
+// compiler knows + - * / and comparisons on it; here is what it does not know.
 #pragma once
 #include <cstdint>
 #include <cstring>
@@ -47,8 +47,9 @@ inline Vec max(Vec a, Vec b) {
 }
 
 // 2^x for x <= 0, relative error about 2e-7: exactly 1 at 0, exactly 0 at -infinity, NaN stays NaN.
-// x = n + r with an integer n and |r| <= 1/2; 2^n is an exponent, 2^r a polynomial whose coefficients
-// make the largest relative error over that interval least (9e-8 before rounding), with 1 at r = 0.
+// x = n + r with an integer n and |r| <= 1/2; 2^n is an exponent, 2^r a polynomial whose
+// coefficients make the largest relative error over that interval least (9e-8 before rounding),
+// with 1 at r = 0.
 inline Vec exp2(Vec x) {
   const auto polynomial = [](Vec r) {
     Vec p = broadcast(1.3264727e-3f);

@@ -13,7 +13,8 @@ namespace fa::bench {
 
 enum class Size { smoke, quick, full };
 
-// The list for the size asked for: quick ones are a part of the full ones; smoke is the first alone.
+// The list for the size asked for: quick ones are a part of the full ones; smoke is the first
+// alone.
 std::vector<std::int64_t> sizes(Size size, std::vector<std::int64_t> quick,
                                 std::vector<std::int64_t> more);
 
@@ -26,8 +27,8 @@ template <class T>
 void forward(const std::string& prefix, const Problem& p,
              const std::function<void(const Problem&, const Forward<T>&)>& f, int threads = 1);
 
-// One row "roof/bandwidth/triad/threads:T/f32": bytes per second of a[i] = b[i] + s c[i] on arrays of
-// 64 MiB each, three of them counted. The other roof: what memory can deliver.
+// One row "roof/bandwidth/triad/threads:T/f32": bytes per second of a[i] = b[i] + s c[i] on arrays
+// of 64 MiB each, three of them counted. The other roof: what memory can deliver.
 void bandwidth(int threads);
 
 // One row "PREFIX/scores:100/f32": the largest error against the oracle, relative to the largest

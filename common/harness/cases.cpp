@@ -44,8 +44,8 @@ Storage lengths(Spec& spec) {
   return {spec.lengths.data(), spec.lengths.size() * sizeof(std::int64_t)};
 }
 
-// Every tensor has strides of its own, or reading V with K's would look right. The plain layout stays
-// plain: it is what most callers have.
+// Every tensor has strides of its own, or reading V with K's would look right. The plain layout
+// stays plain: it is what most callers have.
 Layout own(Layout layout, std::int64_t n) {
   if (layout.order == Layout::Order::BNHD || layout.gap || layout.reversed) layout.gap += n;
   return layout;

@@ -1,5 +1,5 @@
-// Comparison that NaN cannot pass: an element is right only if |got - want| <= tolerance is true, or
-// if both are NaN, or if both are the same infinity.
+// Comparison that NaN cannot pass: an element is right only if |got - want| <= tolerance is true,
+// or if both are NaN, or if both are the same infinity.
 #pragma once
 #include <cstdint>
 #include <string>

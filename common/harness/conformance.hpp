@@ -30,7 +30,8 @@ class Run {
   bool large() const { return stage_.effort == StageUnderTest::Effort::large; }
   bool small() const { return stage_.effort == StageUnderTest::Effort::small; }
 
-  // Runs check(...) unless FA_CASE asks for others; a non-empty result or an exception is a failure.
+  // Runs check(...) unless FA_CASE asks for others; a non-empty result or an exception is a
+  // failure.
   void run(const std::string& case_name, const std::function<std::string()>& check);
 
   // More environment that "this case alone" needs.

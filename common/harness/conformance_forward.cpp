@@ -274,8 +274,8 @@ void non_finite(Run& run) {
         forward(run, x);
         return x.verdict();
       });
-      // No weight anywhere: like a row that sees no key. A method that does not promise large scores
-      // divides 0 by 0 here.
+      // No weight anywhere: like a row that sees no key. A method that does not promise large
+      // scores divides 0 by 0 here.
       if (run.promises().large_scores)
         run.run("every score -infinity" + t, [&] {
           ForwardCase<T> x(spec, run.promises().lse);

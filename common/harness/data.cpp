@@ -69,8 +69,8 @@ double element(const Data& data, char tensor, const Problem& p, std::uint64_t se
       break;
   }
   if (!score) return z;
-  // The last component makes the wanted score, so that it is added once, to small sums; as the first
-  // it would round every later addition at its own size. The other components add noise.
+  // The last component makes the wanted score, so that it is added once, to small sums; as the
+  // first it would round every later addition at its own size. The other components add noise.
   const double root =
       std::sqrt(std::max(std::fabs(data.level) / std::fabs(p.softmax_scale()), 1e-30));
   if (x == p.d - 1) {

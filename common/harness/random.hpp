@@ -18,8 +18,8 @@ inline double uniform(std::uint64_t seed, std::uint64_t index) {
   return static_cast<double>(hash(seed, index) >> 11) * 0x1p-53;
 }
 
-// Nearly normal, mean 0, variance 1, within +-6: the sum of twelve 16-bit uniforms. Sums of integers
-// are exact, so no platform's logarithm or cosine can change a bit.
+// Nearly normal, mean 0, variance 1, within +-6: the sum of twelve 16-bit uniforms. Sums of
+// integers are exact, so no platform's logarithm or cosine can change a bit.
 inline double normal(std::uint64_t seed, std::uint64_t index) {
   std::int64_t sum = 0;
   for (std::uint64_t k = 0; k < 3; ++k)

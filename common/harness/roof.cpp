@@ -16,8 +16,8 @@ constexpr int vector_bytes = 16;
 #endif
 typedef float Floats __attribute__((vector_size(vector_bytes)));
 
-// As many chains as hide the latency of all multiply-add units: two of 4 or 5 cycles, or up to four on
-// wide arm64 cores, which have 32 registers to hold them.
+// As many chains as hide the latency of all multiply-add units: two of 4 or 5 cycles, or up to four
+// on wide arm64 cores, which have 32 registers to hold them.
 #if defined(__ARM_NEON)
 constexpr int chains = 20;
 #else

@@ -1,5 +1,5 @@
-// FA_SANITIZED: 1 if a sanitizer watches this program. Such a program cannot count malloc and cannot
-// live under a limit on its address space.
+// FA_SANITIZED: 1 if a sanitizer watches this program. Such a program cannot count malloc and
+// cannot live under a limit on its address space.
 #pragma once
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)

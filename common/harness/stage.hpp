@@ -1,5 +1,6 @@
 // What a stage tells the conformance suite about itself. A stage's check/test.cpp fills this in and
-// the suite, compiled once, tests every point that is promised and that the rest is refused in words.
+// the suite, compiled once, tests every point that is promised and that the rest is refused in
+// words.
 #pragma once
 #include <functional>
 #include <string>
@@ -10,8 +11,9 @@
 
 namespace fa::harness {
 
-// One call: the views (and key_lengths) are into the storages, which include gaps and canaries. A stage
-// on the CPU looks at the views only; an adapter for a GPU copies the storages there and back.
+// One call: the views (and key_lengths) are into the storages, which include gaps and canaries. A
+// stage on the CPU looks at the views only; an adapter for a GPU copies the storages there and
+// back.
 template <class T>
 struct ForwardCall {
   Problem p;
