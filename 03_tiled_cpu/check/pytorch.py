@@ -21,7 +21,7 @@ try:
 except ImportError:
     sys.exit("pytorch.py: PyTorch 2.3 or later is not installed for this Python; there is nothing to compare with")
 
-ROUNDS = 7
+ROUNDS = 9
 HEADS = 4  # as in check/bench.cpp
 
 
@@ -44,10 +44,11 @@ def ours(bench: Path, n: int, d: int, causal: bool, threads: int) -> tuple[float
     name = f"stage03/forward/{variant}/N:{n}/d:{d}/causal:{int(causal)}/f32"
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "row.json"
-        subprocess.run([bench, "--rounds", "1", f"--benchmark_filter=^{name}", "--out", out],
+        subprocess.run([bench, "--rounds", "4", f"--benchmark_filter=^{name}", "--out", out],
                        check=True, stdout=subprocess.DEVNULL)
-        row = json.loads(out.read_text())["benchmarks"][0]
-    return row["real_time"], 100 * row["flops"] / row["roof"]
+        rows = json.loads(out.read_text())["benchmarks"][1:]  # the first round of a process warms up
+    return (statistics.median(row["real_time"] for row in rows),
+            statistics.median(100 * row["flops"] / row["roof"] for row in rows))
 
 
 def main() -> int:
