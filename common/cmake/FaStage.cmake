@@ -119,6 +119,8 @@ function(fa_stage_tests target stage replaced replacements)
   set(banner ${CMAKE_CURRENT_BINARY_DIR}/${target}_under_test.cpp)
   file(CONFIGURE OUTPUT ${banner} @ONLY
     CONTENT "extern const char* const fa_under_test;\nconst char* const fa_under_test = \"@FA_UNDER_TEST@\";\n")
+  # A reader waits for this compilation after every save.
+  set_source_files_properties(${replacements} PROPERTIES COMPILE_OPTIONS -O1)
   add_executable(${target} ${banner} ${objects} ${replacements})
   target_link_libraries(${target} PRIVATE fa_harness ${S_PREVIOUS})
 endfunction()
