@@ -62,8 +62,8 @@ StageUnderTest odd_tiles() {
 StageUnderTest fast() {
   StageUnderTest s = stage("fast", {Kernel::fast});
   s.promises.nan_tile = std::max<Int>(tiled_cpu::fast::Bc, tiled_cpu::fast::lanes);
-  s.promises.extra_bytes = [](const Problem& p) {
-    return 2 * (4.0 * double(tiled_cpu::fast::scratch_elements(p.d)) + 4096);
+  s.promises.extra_bytes = [](const Problem& p) {  // malloc rounds what it maps up to pages
+    return 2 * (4.0 * double(tiled_cpu::fast::scratch_elements(p.d)) + 4096 + 4096);
   };
   return s;
 }
