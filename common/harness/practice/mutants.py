@@ -120,10 +120,30 @@ def verdict(exe: Path, test: str, limit: float) -> tuple[int, str]:
     return 1, f"survived: {test} passes with the mutant; sharpen the test"
 
 
+def removes_barrier(mutant: Mutant) -> bool:
+    count = [sum(line.count("__sync") for line in lines) for lines in (mutant.old, mutant.new)]
+    return count[1] < count[0]
+
+
+def race(exe: Path, test: str, source: Path) -> tuple[int, str]:
+    """A program built with ThreadSanitizer must report a race between two lines of the source."""
+    done = subprocess.run([str(exe.absolute()), f"--gtest_filter={test}"], stdout=subprocess.PIPE,
+                          stderr=subprocess.STDOUT, timeout=100)
+    output = done.stdout.decode(errors="replace")
+    report = output.partition("WARNING: ThreadSanitizer: data race")[2].partition("SUMMARY")[0]
+    lines = sorted(set(re.findall(rf"{re.escape(source.name)}:(\d+)", report)), key=int)
+    if not lines:
+        return 1, f"ThreadSanitizer reports no race in {source.name} during {test}"
+    text = source.read_text(encoding="utf-8").split("\n")
+    return 0, "\n".join(["the race:"] + [f"  {source.name}:{n}: {text[int(n) - 1].strip()}"
+                                         for n in lines])
+
+
 def main() -> int:
     parser = Parser(description=(__doc__ or "").partition("\n")[0])
     commands = parser.add_subparsers(dest="command", required=True)
     listing = commands.add_parser("list", help="print name, source and test, tab-separated")
+    listing.add_argument("race", nargs="?", choices=["race"], help="only those without a barrier")
     listing.add_argument("file", type=Path)
     one = commands.add_parser("apply", help="write the mutated source")
     one.add_argument("file", type=Path)
@@ -134,15 +154,25 @@ def main() -> int:
     judge.add_argument("exe", type=Path)
     judge.add_argument("test")
     judge.add_argument("--timeout", type=float, default=60, metavar="SECONDS")
+    racing = commands.add_parser("race", help="0: ThreadSanitizer reports a race in the mutant")
+    racing.add_argument("exe", type=Path)
+    racing.add_argument("test")
+    racing.add_argument("source", type=Path)
     args = parser.parse_args()
     if args.command == "list":
         for m in parse(args.file):
+            if args.race and not removes_barrier(m):
+                continue
             print(m.name, m.source, m.kills, sep="\t")
         return 0
     if args.command == "apply":
         lines, _ = apply(find(args.file, args.name), args.source_dir)
         write_whole(args.out, "\n".join(lines))
         return 0
+    if args.command == "race":
+        code, line = race(args.exe, args.test, args.source)
+        print(line)
+        return code
     code, line = verdict(args.exe, args.test, args.timeout)
     print(line)
     return code

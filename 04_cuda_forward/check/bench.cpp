@@ -1,0 +1,2 @@
+#include "common/harness/bench.hpp"
+void fa::bench::register_benchmarks(Size) {}

@@ -1,0 +1,58 @@
+// Stage 04: the forward pass on a GPU, in fp32. Stage 03's loop over tiles becomes a kernel.
+#pragma once
+#include <cstddef>
+#include <string>
+
+#include "common/core/cuda.hpp"
+#include "common/core/tensor.hpp"
+
+namespace fa::cuda_forward {
+
+enum class Kernel {
+  best,            // register_tiled if it can run here, else tiled
+  baseline,        // cuBLAS, softmax, cuBLAS: stores S and P, in scratch. To be beaten
+  tiled,           // the lesson: stage 03's tiles, a block of threads each
+  register_tiled,  // the same, with the tiles of scores and outputs held in registers
+};
+const char* name(Kernel kernel);
+
+struct Options {
+  Kernel kernel = Kernel::best;
+  cudaStream_t stream = nullptr;
+  void* scratch = nullptr;  // scratch_bytes() of device memory; null if that is 0
+};
+
+// Device memory that the kernel needs beside its arguments. 0 for all but the baseline, which stores
+// the scores: 4 B Hq Nq Nk bytes.
+std::size_t scratch_bytes(const Problem& p, Kernel kernel);
+
+// Empty, or a sentence that says why `kernel` cannot take this problem on the current GPU.
+std::string unsupported(const Problem& p, const Forward<float>& t, Kernel kernel);
+
+// O = softmax(scale Q K^T + mask) V and, if asked for, LSE; all pointers, key_lengths too, are to
+// device memory. Puts its work on the stream and returns at once; returns the kernel it chose.
+//
+// tiled and register_tiled promise: strides, unaligned pointers, groups of heads, both causal
+// alignments, key lengths (a length outside [0, Nk] is clamped: nobody can look at it without
+// waiting for the GPU), any finite scale, d <= 128, B Hq ceil(Nq / 16) < 2^31. The result is the same,
+// bit by bit, from run to run. The baseline promises rows that do not overlap or run backwards.
+//
+// T is float; any other type is refused in words. Throws std::invalid_argument, before any write,
+// for arguments outside these promises, and fa::CudaError where CUDA fails.
+// Source: FlashAttention-2, Algorithm 1 (https://arxiv.org/abs/2307.08691).
+template <class T>
+Kernel forward(const Problem& p, const Forward<T>& t, const Options& options = {});
+
+// ---- the kernels' launches, one a file -----------------------------------------------------------
+
+inline constexpr int max_d = 128;
+
+void launch_tiled(const Problem& p, const Forward<float>& t, float scale, cudaStream_t stream);
+void launch_register_tiled(const Problem& p, const Forward<float>& t, float scale,
+                           cudaStream_t stream);
+std::size_t register_tiled_shared_bytes(std::int64_t d);
+// S: [B, Hq, Nq, Nk] without gaps; holds P afterwards.
+void launch_baseline(const Problem& p, const Forward<float>& t, float scale, float* S,
+                     cudaStream_t stream);
+
+}  // namespace fa::cuda_forward

@@ -1,0 +1,188 @@
+// What a CUDA stage uses besides CUDA: every call and launch checked, errors in words, memory that
+// frees itself. With FA_EMULATED the same kernels are plain C++ and run on the CPU, one after the
+// other, so that they can be tested where there is no GPU.
+#pragma once
+#ifdef FA_EMULATED
+#include "common/harness/emulator/cuda_on_cpu.hpp"
+#else
+#include <cuda_runtime.h>
+#endif
+
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <sstream>
+#include <stdexcept>
+#include <string>
+#include <utility>
+
+namespace fa {
+
+// A CUDA call or launch that failed. The text holds the call, file and line, and CUDA's own words.
+class CudaError : public std::runtime_error {
+ public:
+  CudaError(cudaError_t error, const std::string& text) : std::runtime_error(text), code(error) {}
+  cudaError_t code;
+};
+
+// "compute capability 9.0", from 90 or 900 (__CUDA_ARCH_LIST__ counts in tens).
+inline std::string capability(int number) {
+  if (number >= 500) number /= 10;
+  return std::to_string(number / 10) + "." + std::to_string(number % 10);
+}
+
+// The most usual reasons, and what to do. `built`: the architectures that the kernels were built
+// for; `device`: what this GPU is (both as 10 * major + minor).
+inline std::string cuda_hint(cudaError_t code, const std::string& built, int device) {
+  switch (code) {
+    case cudaErrorNoKernelImageForDevice:
+    case cudaErrorInvalidDeviceFunction:
+    case cudaErrorUnsupportedPtxVersion:
+      return "; the kernels were built for compute capability " + built + ", this GPU is " +
+             capability(device) + ": configure with -DCMAKE_CUDA_ARCHITECTURES=" +
+             std::to_string(device);
+    case cudaErrorInvalidConfiguration:
+      return "; the grid, the block or the shared memory is larger than this GPU allows";
+    case cudaErrorIllegalAddress:
+    case cudaErrorLaunchFailure:
+      return "; a kernel launched earlier may be the cause: run again with FA_SYNC_CHECK=1, or "
+             "under compute-sanitizer";
+    default: return "";
+  }
+}
+
+#ifdef __CUDA_ARCH_LIST__
+inline std::string built_for() {
+  std::string text;
+  for (int arch : {__CUDA_ARCH_LIST__}) text += (text.empty() ? "" : ", ") + capability(arch);
+  return text;
+}
+#else
+inline std::string built_for() { return "unknown"; }
+#endif
+
+[[noreturn]] inline void throw_cuda_error(cudaError_t code, const std::string& what,
+                                          const char* file, int line) {
+  cudaGetLastError();  // an error that is not sticky must not be found by the next call
+  int device = 0, major = 0, minor = 0;
+  if (cudaGetDevice(&device) == cudaSuccess) {
+    cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
+    cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device);
+  }
+  throw CudaError(code, what + " failed at " + file + ":" + std::to_string(line) + ": " +
+                            cudaGetErrorString(code) + " (" + cudaGetErrorName(code) + ")" +
+                            cuda_hint(code, built_for(), 10 * major + minor));
+}
+
+// After every launch: a bad configuration is reported here and nowhere else. FA_SYNC_CHECK=1 waits
+// for the kernel, so that what goes wrong inside it is reported under its name too.
+inline void check_launch(const char* kernel, const char* file, int line, cudaStream_t stream) {
+  if (const cudaError_t code = cudaGetLastError(); code != cudaSuccess)
+    throw_cuda_error(code, std::string("launch of ") + kernel, file, line);
+  static const char* const wait = std::getenv("FA_SYNC_CHECK");
+  if (!wait || std::strcmp(wait, "1") != 0) return;
+  if (const cudaError_t code = cudaStreamSynchronize(stream); code != cudaSuccess)
+    throw_cuda_error(code, std::string("kernel ") + kernel, file, line);
+}
+
+// FA_CUDA_CHECK(cudaMemcpy(...)): throws fa::CudaError unless the call returns cudaSuccess.
+#define FA_CUDA_CHECK(call)                                                       \
+  do {                                                                            \
+    if (const cudaError_t fa_code = (call); fa_code != cudaSuccess)               \
+      ::fa::throw_cuda_error(fa_code, #call, __FILE__, __LINE__);                 \
+  } while (false)
+
+// FA_LAUNCH(kernel, grid, block, shared_bytes, stream, arguments...):
+// kernel<<<grid, block, shared_bytes, stream>>>(arguments...), checked. It does not wait.
+#ifdef FA_EMULATED
+#define FA_LAUNCH(kernel, grid, block, shared_bytes, stream, ...)                              \
+  do {                                                                                         \
+    ::fa::emulator::launch(#kernel, grid, block, shared_bytes, [&] { kernel(__VA_ARGS__); });  \
+    ::fa::check_launch(#kernel, __FILE__, __LINE__, stream);                                   \
+  } while (false)
+#else
+#define FA_LAUNCH(kernel, grid, block, shared_bytes, stream, ...)        \
+  do {                                                                   \
+    kernel<<<grid, block, shared_bytes, stream>>>(__VA_ARGS__);          \
+    ::fa::check_launch(#kernel, __FILE__, __LINE__, stream);             \
+  } while (false)
+#endif
+
+// The shared memory whose size is chosen at the launch, as an array of T, aligned to 16 bytes.
+#if defined(FA_EMULATED)
+template <class T>
+T* dynamic_shared() {
+  return static_cast<T*>(emulator::dynamic_shared_memory());
+}
+#elif defined(__CUDACC__)
+template <class T>
+__device__ T* dynamic_shared() {
+  extern __shared__ __align__(16) unsigned char fa_dynamic_shared_memory[];
+  return reinterpret_cast<T*>(fa_dynamic_shared_memory);
+}
+#endif
+
+// The most dynamic shared memory that a block may have on the current GPU, in bytes.
+inline std::size_t shared_memory_limit() {
+  int device = 0, bytes = 0;
+  FA_CUDA_CHECK(cudaGetDevice(&device));
+  FA_CUDA_CHECK(cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device));
+  return static_cast<std::size_t>(bytes);
+}
+
+// Empty, or why a kernel that wants `bytes` of shared memory per block cannot run: both numbers.
+inline std::string too_little_shared_memory(const std::string& who, std::size_t bytes,
+                                            std::size_t limit) {
+  if (bytes <= limit) return {};
+  return who + " needs " + std::to_string(bytes) + " bytes of shared memory per block, this GPU has " +
+         std::to_string(limit);
+}
+
+// More than 48 KiB of dynamic shared memory must be asked for, kernel by kernel.
+template <class Kernel>
+void allow_shared_memory(Kernel kernel, std::size_t bytes) {
+  if (bytes > 48 * 1024)
+    FA_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                       static_cast<int>(bytes)));
+}
+
+// Device memory that frees itself. Throws with the bytes wanted and the bytes free.
+class DeviceMemory {
+ public:
+  DeviceMemory() = default;
+  explicit DeviceMemory(std::size_t bytes) : bytes_(bytes) {
+    if (bytes == 0) return;
+    const cudaError_t code = cudaMalloc(&data_, bytes);
+    if (code == cudaSuccess) return;
+    cudaGetLastError();
+    std::size_t free = 0, total = 0;
+    cudaMemGetInfo(&free, &total);
+    std::ostringstream text;
+    text << "cudaMalloc: " << cudaGetErrorString(code) << ": wanted " << bytes << " bytes, "
+         << free << " of " << total << " are free";
+    throw CudaError(code, text.str());
+  }
+  DeviceMemory(DeviceMemory&& other) noexcept { swap(other); }
+  DeviceMemory& operator=(DeviceMemory&& other) noexcept {
+    swap(other);
+    return *this;
+  }
+  ~DeviceMemory() { cudaFree(data_); }
+
+  template <class T>
+  T* as() const {
+    return static_cast<T*>(data_);
+  }
+  std::size_t bytes() const { return bytes_; }
+
+ private:
+  void swap(DeviceMemory& other) {
+    std::swap(data_, other.data_);
+    std::swap(bytes_, other.bytes_);
+  }
+  void* data_ = nullptr;
+  std::size_t bytes_ = 0;
+};
+
+}  // namespace fa

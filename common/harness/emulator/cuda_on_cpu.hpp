@@ -1,0 +1,161 @@
+// CUDA on the CPU, for tests: enough of the language and of the runtime to run the kernels of stages
+// 04 and 05 unchanged. Included by common/core/cuda.hpp when FA_EMULATED is defined.
+//
+// Blocks run one after the other. The threads of a block are fibers, each with a stack of its own,
+// that take turns: one runs until it reaches a barrier, then the next. So a missing barrier shows
+// every time, in the same way: a thread reads what others have not written yet. Built with
+// ThreadSanitizer, every fiber counts as a thread and only barriers order them: a race is reported
+// with its lines even where the result happens to be right.
+//
+// Shared memory is filled with NaN before each block, device memory when it is allocated.
+// Not here: time, several blocks at once, anything of stage 06 (tensor cores, cp.async, TMA).
+#pragma once
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <functional>
+#include <string>
+
+// ---- the language ------------------------------------------------------------------------------
+
+#define __global__
+#define __device__
+#define __host__
+#define __forceinline__ inline
+#define __launch_bounds__(...)
+// Static shared memory. In its own section, so that it can be filled before each block; GCC ignores
+// the section inside templates, which therefore use fa::dynamic_shared().
+#define __shared__ static __attribute__((section("fa_shared"), used))
+
+struct uint3 {
+  unsigned x = 0, y = 0, z = 0;
+};
+struct dim3 {
+  unsigned x, y, z;
+  dim3(unsigned nx = 1, unsigned ny = 1, unsigned nz = 1) : x(nx), y(ny), z(nz) {}
+};
+extern uint3 threadIdx, blockIdx;
+extern dim3 blockDim, gridDim;
+
+struct alignas(8) float2 {
+  float x, y;
+};
+struct alignas(16) float4 {
+  float x, y, z, w;
+};
+inline float2 make_float2(float x, float y) { return {x, y}; }
+inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
+
+template <class T>
+T min(T a, T b) {
+  return b < a ? b : a;
+}
+template <class T>
+T max(T a, T b) {
+  return a < b ? b : a;
+}
+inline float __expf(float x) { return std::exp(x); }
+inline float __logf(float x) { return std::log(x); }
+inline float __fdividef(float a, float b) { return a / b; }
+
+void __syncthreads();
+void __syncwarp(unsigned mask = 0xffffffff);
+
+namespace fa::emulator {
+// The lanes of `mask` each hand in a value and take that of lane `source` (its own if outside).
+std::uint64_t exchange(unsigned mask, std::uint64_t value, unsigned source);
+unsigned lane();
+void* dynamic_shared_memory();
+
+template <class T>
+T shuffle(unsigned mask, T value, unsigned source) {
+  static_assert(sizeof(T) <= 8);
+  std::uint64_t bits = 0;
+  std::memcpy(&bits, &value, sizeof(T));
+  bits = exchange(mask, bits, source);
+  std::memcpy(&value, &bits, sizeof(T));
+  return value;
+}
+
+// Runs `thread` once per thread of every block. A launch that a GPU would refuse sets the error that
+// cudaGetLastError() returns. Throws std::logic_error where threads wait for each other for ever.
+void launch(const char* kernel, dim3 grid, dim3 block, std::size_t shared_bytes,
+            const std::function<void()>& thread);
+}  // namespace fa::emulator
+
+template <class T>
+T __shfl_sync(unsigned mask, T value, int source) {
+  return fa::emulator::shuffle(mask, value, unsigned(source) % 32);
+}
+template <class T>
+T __shfl_xor_sync(unsigned mask, T value, int bits) {
+  return fa::emulator::shuffle(mask, value, fa::emulator::lane() ^ unsigned(bits));
+}
+template <class T>
+T __shfl_down_sync(unsigned mask, T value, unsigned by) {
+  return fa::emulator::shuffle(mask, value, fa::emulator::lane() + by);
+}
+// One thread runs at a time; the atomic tells ThreadSanitizer that this is no race.
+inline float atomicAdd(float* address, float value) {
+  std::uint32_t bits, now;
+  auto* word = reinterpret_cast<std::uint32_t*>(address);
+  __atomic_load(word, &bits, __ATOMIC_RELAXED);
+  for (;;) {
+    float old;
+    std::memcpy(&old, &bits, sizeof old);
+    const float sum = old + value;
+    std::memcpy(&now, &sum, sizeof now);
+    if (__atomic_compare_exchange(word, &bits, &now, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED))
+      return old;
+  }
+}
+
+// ---- the runtime -------------------------------------------------------------------------------
+
+enum cudaError_t {
+  cudaSuccess,
+  cudaErrorInvalidValue,
+  cudaErrorMemoryAllocation,
+  cudaErrorInvalidConfiguration,
+  cudaErrorInvalidDeviceFunction,
+  cudaErrorNoKernelImageForDevice,
+  cudaErrorUnsupportedPtxVersion,
+  cudaErrorIllegalAddress,
+  cudaErrorLaunchFailure,
+};
+enum cudaMemcpyKind { cudaMemcpyHostToDevice, cudaMemcpyDeviceToHost, cudaMemcpyDeviceToDevice };
+enum cudaDeviceAttr {
+  cudaDevAttrComputeCapabilityMajor,
+  cudaDevAttrComputeCapabilityMinor,
+  cudaDevAttrMaxSharedMemoryPerBlockOptin,
+};
+enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize };
+using cudaStream_t = struct fa_emulated_stream*;
+
+const char* cudaGetErrorString(cudaError_t);
+const char* cudaGetErrorName(cudaError_t);
+cudaError_t cudaGetLastError();
+cudaError_t cudaGetDevice(int* device);
+cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr, int device);
+cudaError_t cudaMalloc(void** memory, std::size_t bytes);
+template <class T>
+cudaError_t cudaMalloc(T** memory, std::size_t bytes) {
+  return cudaMalloc(reinterpret_cast<void**>(memory), bytes);
+}
+cudaError_t cudaFree(void* memory);
+cudaError_t cudaMemGetInfo(std::size_t* free, std::size_t* total);
+cudaError_t cudaMemcpy(void* to, const void* from, std::size_t bytes, cudaMemcpyKind);
+cudaError_t cudaMemcpyAsync(void* to, const void* from, std::size_t bytes, cudaMemcpyKind,
+                            cudaStream_t = nullptr);
+cudaError_t cudaMemset(void* memory, int byte, std::size_t bytes);
+cudaError_t cudaMemsetAsync(void* memory, int byte, std::size_t bytes, cudaStream_t = nullptr);
+cudaError_t cudaDeviceSynchronize();
+cudaError_t cudaStreamSynchronize(cudaStream_t);
+namespace fa::emulator {
+cudaError_t allow_dynamic_shared_memory(const void* kernel, int bytes);
+}
+template <class Kernel>
+cudaError_t cudaFuncSetAttribute(Kernel* kernel, cudaFuncAttribute, int bytes) {
+  return fa::emulator::allow_dynamic_shared_memory(reinterpret_cast<const void*>(kernel), bytes);
+}
