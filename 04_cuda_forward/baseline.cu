@@ -88,10 +88,10 @@ void launch_baseline(const Problem& p, const Forward<float>& t, float scale, flo
   const std::int64_t blocks = (p.B * p.Hq * p.Nq + warps - 1) / warps;
   FA_LAUNCH(softmax_kernel, dim3(unsigned(blocks)), dim3(32 * warps), 0, stream, p, S, t.LSE);
   products([&](std::int64_t b, std::int64_t h, std::int64_t hk, float* s) {
-    FA_CUBLAS_CHECK(cublasSgemmStridedBatched(
-        cublas.handle, CUBLAS_OP_N, CUBLAS_OP_N, d, Nq, Nk, &one, t.V.at(b, hk), int(t.V.row),
-        group == 1 ? t.V.head : 0, s, max(Nk, 1), S_stride, &zero, t.O.at(b, h), int(t.O.row),
-        t.O.head, batch));
+    FA_CUBLAS_CHECK(cublasSgemmStridedBatched(cublas.handle, CUBLAS_OP_N, CUBLAS_OP_N, d, Nq, Nk,
+                                              &one, t.V.at(b, hk), int(t.V.row),
+                                              group == 1 ? t.V.head : 0, s, max(Nk, 1), S_stride,
+                                              &zero, t.O.at(b, h), int(t.O.row), t.O.head, batch));
   });
 }
 

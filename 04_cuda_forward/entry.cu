@@ -8,10 +8,14 @@ namespace fa::cuda_forward {
 
 const char* name(Kernel kernel) {
   switch (kernel) {
-    case Kernel::baseline: return "baseline";
-    case Kernel::tiled: return "tiled";
-    case Kernel::register_tiled: return "register_tiled";
-    default: return "best";
+    case Kernel::baseline:
+      return "baseline";
+    case Kernel::tiled:
+      return "tiled";
+    case Kernel::register_tiled:
+      return "register_tiled";
+    default:
+      return "best";
   }
 }
 
@@ -20,24 +24,25 @@ std::size_t scratch_bytes(const Problem& p, Kernel kernel) {
   return sizeof(float) * std::size_t(p.B * p.Hq * p.Nq * p.Nk);
 }
 
-std::string unsupported(const Problem& p, [[maybe_unused]] const Forward<float>& t,
-                        Kernel kernel) {
+std::string unsupported(const Problem& p, [[maybe_unused]] const Forward<float>& t, Kernel kernel) {
   switch (kernel) {
     case Kernel::baseline:
 #ifdef FA_EMULATED
       return "baseline needs cuBLAS, which the CPU emulation does not have";
 #else
-      for (const auto& [name, row] : {std::pair{"Q", t.Q.row}, {"K", t.K.row}, {"V", t.V.row},
-                                      {"O", t.O.row}})
+      for (const auto& [name, row] :
+           {std::pair{"Q", t.Q.row}, {"K", t.K.row}, {"V", t.V.row}, {"O", t.O.row}})
         if (row < p.d)
-          return std::string("baseline: cuBLAS wants rows of ") + name + " at least d = " +
-                 std::to_string(p.d) + " elements apart, got " + std::to_string(row);
+          return std::string("baseline: cuBLAS wants rows of ") + name +
+                 " at least d = " + std::to_string(p.d) + " elements apart, got " +
+                 std::to_string(row);
       return {};
 #endif
     case Kernel::register_tiled:
       return too_little_shared_memory("register_tiled", register_tiled_shared_bytes(p.d),
                                       shared_memory_limit());
-    default: return {};
+    default:
+      return {};
   }
 }
 
@@ -69,8 +74,12 @@ Kernel forward(const Problem& p, const Forward<T>& t, const Options& options) {
       case Kernel::baseline:
         launch_baseline(p, t, scale, static_cast<float*>(options.scratch), options.stream);
         break;
-      case Kernel::tiled: launch_tiled(p, t, scale, options.stream); break;
-      default: launch_register_tiled(p, t, scale, options.stream); break;
+      case Kernel::tiled:
+        launch_tiled(p, t, scale, options.stream);
+        break;
+      default:
+        launch_register_tiled(p, t, scale, options.stream);
+        break;
     }
     return kernel;
   }

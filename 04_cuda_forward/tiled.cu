@@ -17,7 +17,8 @@ constexpr int columns = max_d / lanes;     // of O that a lane owns
 
 // What every lane holds, combined for all of the warp: after n steps a lane knows 2^n values.
 __device__ float warp_max(float x) {
-  for (int bits = lanes / 2; bits > 0; bits /= 2) x = fmaxf(x, __shfl_xor_sync(0xffffffff, x, bits));
+  for (int bits = lanes / 2; bits > 0; bits /= 2)
+    x = fmaxf(x, __shfl_xor_sync(0xffffffff, x, bits));
   return x;
 }
 __device__ float warp_sum(float x) {
@@ -68,8 +69,7 @@ __global__ void tiled_kernel(Problem p, Forward<float> t, float scale) {
     float s[rows_per_warp] = {};
     // [step 04.1: add to s[i] the product of row 4 warp + i of Q_i and this lane's key (2 lines)]
     for (int x = 0; x < d; ++x)
-      for (int i = 0; i < rows_per_warp; ++i)
-        s[i] += Qi[warp * rows_per_warp + i][x] * Kj[lane][x];
+      for (int i = 0; i < rows_per_warp; ++i) s[i] += Qi[warp * rows_per_warp + i][x] * Kj[lane][x];
     // [end]
 
     for (int i = 0; i < rows_per_warp; ++i) {

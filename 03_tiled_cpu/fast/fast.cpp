@@ -93,19 +93,20 @@ void store_transposed(const Group& g, std::int64_t i0, const Rows<float>& O) {
   }
 }
 
-// One tile of keys [j0, j0 + cols) against one group of queries that starts at row i0. St: [Bc,
-// lanes].
+// One tile of keys [j0, j0 + cols) against one group of `rows` queries that starts at row i0.
+// St: [Bc, lanes].
 void tile(const Rows<const float>& K, const Rows<const float>& V, const Mask& mask, const Group& g,
           std::int64_t i0, std::int64_t rows, std::int64_t j0, std::int64_t cols, float* St) {
   const std::int64_t d = K.cols;
   const bool diagonal = mask.visible_keys(i0) < j0 + cols;
   IntVec n[N];  // keys of this tile that each lane sees; used on diagonal tiles
-  Vec m[N], rescale[N], l[N];
+  Vec m[N], rescale[N], sum[N] = {};
 #pragma GCC unroll 4
   for (int v = 0; v < N; ++v) {
     m[v] = simd::load(g.m + v * W);
     if (diagonal)
       for (int lane = 0; lane < W; ++lane) {
+        // A lane past the last row has no mask of its own; any will do, for nobody stores it.
         const std::int64_t i = std::min(i0 + v * W + lane, i0 + rows - 1);
         n[v][lane] = int(std::clamp<std::int64_t>(mask.visible_keys(i) - j0, 0, cols));
       }
@@ -124,13 +125,13 @@ void tile(const Rows<const float>& K, const Rows<const float>& V, const Mask& ma
   for (; j + M <= cols; j += M) micro_kernel<M>(K[j0 + j], K.stride, 1, g.Qt, d, zero, score(j));
   for (; j < cols; ++j) micro_kernel<1>(K[j0 + j], K.stride, 1, g.Qt, d, zero, score(j));
 
-    // (5) P^T = exp2(S^T - m_new), l = l rescale + sum over the keys; a lane without weight keeps l
-    // = 0
+    // (5) P^T = exp2(S^T - m_new), l = l rescale + sum over the keys; a lane without weight keeps
+    // l = 0. Here and in (6) a tile is summed by itself and then added: a sum of many equal terms
+    // loses digits when a small term meets a large sum.
 #pragma GCC unroll 4
   for (int v = 0; v < N; ++v) {
     const Vec shift = m[v] == -infinity ? Vec{} : m[v];
     rescale[v] = simd::exp2(simd::load(g.m + v * W) - shift);
-    l[v] = simd::load(g.l + v * W) * rescale[v];
     simd::store(g.m + v * W, m[v]);
     m[v] = shift;
   }
@@ -139,19 +140,22 @@ void tile(const Rows<const float>& K, const Rows<const float>& V, const Mask& ma
     for (int v = 0; v < N; ++v) {
       float* s = St + j * lanes + v * W;
       const Vec p = simd::exp2(simd::load(s) - m[v]);
-      l[v] += p;
+      sum[v] += p;
       simd::store(s, p);
     }
 #pragma GCC unroll 4
-  for (int v = 0; v < N; ++v) simd::store(g.l + v * W, l[v]);
+  for (int v = 0; v < N; ++v)
+    simd::store(g.l + v * W, simd::load(g.l + v * W) * rescale[v] + sum[v]);
 
-  // (6) O^T = O^T rescale + V_j^T P^T: the rescaling is folded into loading the accumulators
+  // (6) O^T = O^T rescale + V_j^T P^T: the rescaling is folded into storing the accumulators. The
+  // number of rows of O^T sets the size of a register tile, so it must be known when this is
+  // compiled: a template parameter, which a lambda takes by .operator()<Rows>(x) (C++20).
   const auto multiply_add = [&]<int Rows>(std::int64_t x) {
     float* o = g.Ot + x * lanes;
-    micro_kernel<Rows>(
-        V[j0] + x, 1, V.stride, St, cols,
-        [&](int i, int v) { return simd::load(o + i * lanes + v * W) * rescale[v]; },
-        [&](int i, int v, Vec c) { simd::store(o + i * lanes + v * W, c); });
+    micro_kernel<Rows>(V[j0] + x, 1, V.stride, St, cols, zero, [&](int i, int v, Vec c) {
+      float* out = o + i * lanes + v * W;
+      simd::store(out, simd::load(out) * rescale[v] + c);
+    });
   };
   std::int64_t x = 0;
   for (; x + M <= d; x += M) multiply_add.operator()<M>(x);

@@ -1,8 +1,10 @@
 // Tests of stage 04. The same file is built twice: for the GPU, and with FA_EMULATED for the CPU.
 #include <gtest/gtest.h>
 
-#include <cmath>
-#include <limits>
+#include <atomic>
+#include <functional>
+#include <string>
+#include <tuple>
 
 #include "03_tiled_cpu/tiled_cpu.hpp"
 #include "04_cuda_forward/cuda_forward.hpp"
@@ -39,5 +41,190 @@ StageUnderTest stage(Kernel kernel, Int nan_tile) {
 }
 const bool registered = register_conformance(stage(Kernel::tiled, 32)) &&
                         register_conformance(stage(Kernel::register_tiled, 64));
+
+class Gpu : public GpuTest {};
+
+// Runs the case on the GPU and returns the kernel that was chosen.
+Kernel run(ForwardCase<float>& c, Kernel wanted) {
+  Kernel chosen{};
+  on_gpu_forward<float>([&](const Problem& p, const Forward<float>& t) {
+    chosen = cuda_forward::forward(p, t, {wanted});
+  })(c.call());
+  return chosen;
+}
+Spec spec(Int Nq, Int Nk, Int d, Causal causal = Causal::none) {
+  Spec s;
+  s.p.Nq = Nq;
+  s.p.Nk = Nk;
+  s.p.d = d;
+  s.p.causal = causal;
+  return s;
+}
+std::string refusal(const std::function<void()>& f) {
+  try {
+    f();
+  } catch (const std::invalid_argument& e) {
+    return e.what();
+  }
+  return "accepted";
+}
+
+TEST_F(Gpu, ForwardSaysWhichKernelItChose) {
+  ForwardCase<float> c(spec(33, 65, 40), true);
+  const bool fits = cuda_forward::unsupported(c.p, c.call().t, Kernel::register_tiled).empty();
+  EXPECT_EQ(run(c, Kernel::best), fits ? Kernel::register_tiled : Kernel::tiled);
+  EXPECT_EQ(c.verdict(), "");
+  EXPECT_EQ(run(c, Kernel::tiled), Kernel::tiled);
+  EXPECT_EQ(c.verdict(), "");
+}
+
+// The grid's y and z end at 65535, and x at 2^31 - 1: heads must lie along x.
+TEST_F(Gpu, MoreHeadsThanAGridHasAlongY) {
+#ifdef FA_EMULATED
+  constexpr Int many = 300;  // each block costs a quarter of a millisecond here
+#else
+  constexpr Int many = 65537;
+#endif
+  for (Kernel kernel : {Kernel::tiled, Kernel::register_tiled})
+    for (bool many_batches : {false, true}) {
+      Spec s = spec(2, 3, 8);
+      (many_batches ? s.p.B : s.p.Hq) = many;
+      s.p.Hkv = s.p.Hq;
+      ForwardCase<float> c(s, true);
+      run(c, kernel);
+      EXPECT_EQ(c.verdict(), "") << name(kernel) << " B " << s.p.B;
+    }
+}
+
+TEST_F(Gpu, AgreesWithStage03) {
+  for (Kernel kernel : {Kernel::tiled, Kernel::register_tiled})
+    for (Causal mask : {Causal::none, Causal::top_left, Causal::bottom_right}) {
+      ForwardCase<float> x(spec(70, 90, 64, mask), true), y(spec(70, 90, 64, mask), true);
+      tiled_cpu::forward(x.p, x.call().t);
+      run(y, kernel);
+      Comparison c("O of stages 03 and 04");
+      x.O.for_each([&](auto b, auto h, auto i, auto e) {
+        c.add(b, h, i, e, double(y.O.at(b, h, i, e)), double(x.O.at(b, h, i, e)), 2e-5);
+      });
+      EXPECT_EQ(c.report(), "") << name(kernel);
+    }
+}
+
+TEST_F(Gpu, TinyProblemMatchesTheChapter) {
+  for (Kernel kernel : {Kernel::tiled, Kernel::register_tiled}) {
+    TinyProblem tiny;
+    on_gpu_forward<float>([&](const Problem& p, const Forward<float>& t) {
+      cuda_forward::forward(p, t, {kernel});
+    })({tiny.p,
+        tiny.tensors(true),
+        {{tiny.Q, sizeof tiny.Q},
+         {tiny.K, sizeof tiny.K},
+         {tiny.V, sizeof tiny.V},
+         {tiny.O, sizeof tiny.O},
+         {tiny.LSE, sizeof tiny.LSE}}});
+    EXPECT_TRUE(tiny.matches(true)) << name(kernel);
+  }
+}
+
+// ---- errors ---------------------------------------------------------------------------------------
+
+TEST_F(Gpu, RefusesOtherTypesThanFloat) {
+  ForwardCase<double> c(spec(2, 2, 2), false);
+  EXPECT_NE(
+      refusal([&] { cuda_forward::forward(c.p, c.call().t); }).find("float, got elements of 8"),
+      std::string::npos);
+}
+
+TEST_F(Gpu, RefusesAnUnsupportedHeadDimensionWithBothNumbers) {
+  ForwardCase<float> c(spec(2, 2, 129), false);
+  const std::string words = refusal([&] { run(c, Kernel::best); });
+  EXPECT_NE(words.find("128"), std::string::npos) << words;
+  EXPECT_NE(words.find("129"), std::string::npos) << words;
+}
+
+TEST_F(Gpu, RefusesMoreBlocksThanAGridHolds) {
+  Problem p = spec(Int(1) << 36, 1, 1).p;
+  float memory[8] = {};
+  const View<float> v{memory, 0, 0, 0}, o{memory + 4, 0, 0, 1};
+  const Forward<float> t{v, v, v, o, nullptr};
+  EXPECT_NE(refusal([&] { cuda_forward::forward(p, t, {Kernel::tiled}); }).find("below 2^31"),
+            std::string::npos);
+}
+
+TEST_F(Gpu, SaysHowMuchSharedMemoryIsMissing) {
+  EXPECT_EQ(too_little_shared_memory("register_tiled", 86016, 65536),
+            "register_tiled needs 86016 bytes of shared memory per block, this GPU has 65536");
+  EXPECT_EQ(too_little_shared_memory("register_tiled", 65536, 65536), "");
+  // One of the two holds on every GPU; where the kernel does not fit, tiled steps in.
+  ForwardCase<float> c(spec(2, 2, 128), false);
+  const std::string why = cuda_forward::unsupported(c.p, c.call().t, Kernel::register_tiled);
+  const std::size_t needs = cuda_forward::register_tiled_shared_bytes(128);
+  EXPECT_EQ(why.empty(), needs <= shared_memory_limit()) << why;
+}
+
+#ifdef FA_EMULATED
+TEST(Baseline, IsRefusedWhereThereIsNoCublas) {
+  ForwardCase<float> c(spec(2, 2, 2), false);
+  EXPECT_NE(refusal([&] { run(c, Kernel::baseline); }).find("needs cuBLAS"), std::string::npos);
+}
+#else
+class Baseline : public GpuTest {};
+class Streams : public GpuTest {};
+
+TEST_F(Baseline, AgreesWithTheOracle) {
+  for (Causal mask : {Causal::none, Causal::top_left, Causal::bottom_right})
+    for (auto [Nq, Nk, d] : {std::tuple{33, 65, 40}, {65, 33, 128}, {1, 300, 64}, {5, 0, 8}}) {
+      Spec s = spec(Nq, Nk, d, mask);
+      s.p.B = 2;
+      s.p.Hq = 6;
+      s.p.Hkv = Nk == 65 ? 2 : 6;
+      s.layout.order = Layout::Order::BNHD;
+      if (Nk > 0) s.lengths = {Nk / 2, Nk};
+      ForwardCase<float> c(s, true);
+      on_gpu_forward<float>([&](const Problem& p, const Forward<float>& t) {
+        const DeviceMemory S(cuda_forward::scratch_bytes(p, Kernel::baseline));
+        cuda_forward::forward(p, t, {Kernel::baseline, nullptr, S.as<void>()});
+        FA_CUDA_CHECK(cudaDeviceSynchronize());  // before S is freed
+      })(c.call());
+      EXPECT_EQ(c.verdict(), "") << s.name();
+    }
+}
+
+TEST_F(Baseline, AsksForItsScratch) {
+  ForwardCase<float> c(spec(4, 8, 2), false);
+  EXPECT_NE(refusal([&] { run(c, Kernel::baseline); }).find("scratch_bytes() = 128"),
+            std::string::npos);
+  c.spec.layout.reversed = true;
+  auto call = c.call();
+  call.t.Q.row = -2;
+  EXPECT_NE(cuda_forward::unsupported(call.p, call.t, Kernel::baseline).find("rows of Q"),
+            std::string::npos);
+}
+
+// A stream that is held up by the host: what is put on it cannot run, and forward() must return all
+// the same. Released, it must give the right result.
+TEST_F(Streams, WorkIsPutOnTheStreamAndNobodyWaits) {
+  for (Kernel kernel : {Kernel::tiled, Kernel::register_tiled}) {
+    ForwardCase<float> c(spec(64, 64, 64), true);
+    on_gpu_forward<float>([&](const Problem& p, const Forward<float>& t) {
+      cudaStream_t stream;
+      FA_CUDA_CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+      cuda_forward::forward(p, t, {kernel, stream});  // the module may load at the first call
+      FA_CUDA_CHECK(cudaStreamSynchronize(stream));
+      FA_CUDA_CHECK(cudaMemset(t.O.data, 0xff, sizeof(float) * 64 * 64));
+      std::atomic<bool> go{false};
+      FA_CUDA_CHECK(cudaLaunchHostFunc(
+          stream, [](void* flag) { static_cast<std::atomic<bool>*>(flag)->wait(false); }, &go));
+      cuda_forward::forward(p, t, {kernel, stream});
+      EXPECT_EQ(cudaStreamQuery(stream), cudaErrorNotReady) << name(kernel);
+      go = true;
+      go.notify_all();
+      FA_CUDA_CHECK(cudaStreamSynchronize(stream));
+      FA_CUDA_CHECK(cudaStreamDestroy(stream));
+    })(c.call());
+    EXPECT_EQ(c.verdict(), "") << name(kernel);
+  }
+}
+#endif
 
 }  // namespace

@@ -40,15 +40,16 @@ inline std::string cuda_hint(cudaError_t code, const std::string& built, int dev
     case cudaErrorInvalidDeviceFunction:
     case cudaErrorUnsupportedPtxVersion:
       return "; the kernels were built for compute capability " + built + ", this GPU is " +
-             capability(device) + ": configure with -DCMAKE_CUDA_ARCHITECTURES=" +
-             std::to_string(device);
+             capability(device) +
+             ": configure with -DCMAKE_CUDA_ARCHITECTURES=" + std::to_string(device);
     case cudaErrorInvalidConfiguration:
       return "; the grid, the block or the shared memory is larger than this GPU allows";
     case cudaErrorIllegalAddress:
     case cudaErrorLaunchFailure:
       return "; a kernel launched earlier may be the cause: run again with FA_SYNC_CHECK=1, or "
              "under compute-sanitizer";
-    default: return "";
+    default:
+      return "";
   }
 }
 
@@ -87,25 +88,25 @@ inline void check_launch(const char* kernel, const char* file, int line, cudaStr
 }
 
 // FA_CUDA_CHECK(cudaMemcpy(...)): throws fa::CudaError unless the call returns cudaSuccess.
-#define FA_CUDA_CHECK(call)                                                       \
-  do {                                                                            \
-    if (const cudaError_t fa_code = (call); fa_code != cudaSuccess)               \
-      ::fa::throw_cuda_error(fa_code, #call, __FILE__, __LINE__);                 \
+#define FA_CUDA_CHECK(call)                                         \
+  do {                                                              \
+    if (const cudaError_t fa_code = (call); fa_code != cudaSuccess) \
+      ::fa::throw_cuda_error(fa_code, #call, __FILE__, __LINE__);   \
   } while (false)
 
 // FA_LAUNCH(kernel, grid, block, shared_bytes, stream, arguments...):
 // kernel<<<grid, block, shared_bytes, stream>>>(arguments...), checked. It does not wait.
 #ifdef FA_EMULATED
-#define FA_LAUNCH(kernel, grid, block, shared_bytes, stream, ...)                              \
-  do {                                                                                         \
-    ::fa::emulator::launch(#kernel, grid, block, shared_bytes, [&] { kernel(__VA_ARGS__); });  \
-    ::fa::check_launch(#kernel, __FILE__, __LINE__, stream);                                   \
+#define FA_LAUNCH(kernel, grid, block, shared_bytes, stream, ...)                             \
+  do {                                                                                        \
+    ::fa::emulator::launch(#kernel, grid, block, shared_bytes, [&] { kernel(__VA_ARGS__); }); \
+    ::fa::check_launch(#kernel, __FILE__, __LINE__, stream);                                  \
   } while (false)
 #else
-#define FA_LAUNCH(kernel, grid, block, shared_bytes, stream, ...)        \
-  do {                                                                   \
-    kernel<<<grid, block, shared_bytes, stream>>>(__VA_ARGS__);          \
-    ::fa::check_launch(#kernel, __FILE__, __LINE__, stream);             \
+#define FA_LAUNCH(kernel, grid, block, shared_bytes, stream, ...) \
+  do {                                                            \
+    kernel<<<grid, block, shared_bytes, stream>>>(__VA_ARGS__);   \
+    ::fa::check_launch(#kernel, __FILE__, __LINE__, stream);      \
   } while (false)
 #endif
 
@@ -135,8 +136,8 @@ inline std::size_t shared_memory_limit() {
 inline std::string too_little_shared_memory(const std::string& who, std::size_t bytes,
                                             std::size_t limit) {
   if (bytes <= limit) return {};
-  return who + " needs " + std::to_string(bytes) + " bytes of shared memory per block, this GPU has " +
-         std::to_string(limit);
+  return who + " needs " + std::to_string(bytes) +
+         " bytes of shared memory per block, this GPU has " + std::to_string(limit);
 }
 
 // More than 48 KiB of dynamic shared memory must be asked for, kernel by kernel.
@@ -159,8 +160,8 @@ class DeviceMemory {
     std::size_t free = 0, total = 0;
     cudaMemGetInfo(&free, &total);
     std::ostringstream text;
-    text << "cudaMalloc: " << cudaGetErrorString(code) << ": wanted " << bytes << " bytes, "
-         << free << " of " << total << " are free";
+    text << "cudaMalloc: " << cudaGetErrorString(code) << ": wanted " << bytes << " bytes, " << free
+         << " of " << total << " are free";
     throw CudaError(code, text.str());
   }
   DeviceMemory(DeviceMemory&& other) noexcept { swap(other); }

@@ -138,6 +138,15 @@ std::vector<Problem> awkward_sizes(const Run& run, Causal causal) {
   if (run.small()) return sizes;
   for (auto [Nq, Nk] : {std::pair{1, 1000}, {1000, 1}, {113, 203}, {108, 256}, {256, 97}})
     sizes.push_back(shape(Nq, Nk, 32, 1, 2, 2, causal));
+  if (!run.large()) return sizes;
+  for (auto [Nq, Nk, d] : {std::tuple{1, 4097, 64},
+                           {4097, 1, 32},
+                           {1023, 1024, 128},
+                           {1024, 1023, 80},
+                           {130, 515, 96},
+                           {515, 130, 112}})
+    sizes.push_back(
+        shape(Nq, Nk, std::min<std::int64_t>(d, run.promises().max_d), 1, 1, 1, causal));
   return sizes;
 }
 

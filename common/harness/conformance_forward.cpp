@@ -181,6 +181,22 @@ void lengths(Run& run) {
     }
 }
 
+// Where a length cannot be looked at without waiting for it, it is clamped to [0, Nk].
+void clamped_lengths(Run& run) {
+  run.each_type([&](auto type) {
+    using T = decltype(type);
+    run.run(std::string("lengths outside [0, Nk] ") + type_name<T>(), [&]() -> std::string {
+      const Problem p = shape(9, 40, 8, 3, 2, 1);
+      ForwardCase<T> inside({p, {}, {}, {0, 17, 40}}, run.promises().lse);
+      ForwardCase<T> outside({p, {}, {}, {-5, 17, 1000}}, run.promises().lse);
+      forward(run, inside);
+      forward(run, outside);
+      const std::string o = same_bits("O", inside.O, outside.O);
+      return o + (run.promises().lse ? same_bits("LSE", inside.LSE, outside.LSE) : "");
+    });
+  });
+}
+
 template <class T>
 std::string rows_are_empty(const ForwardCase<T>& c, bool lse) {
   std::string text;
@@ -392,11 +408,11 @@ void invariances(Run& run) {
 void determinism(Run& run) {
   run.each_type([&](auto type) {
     using T = decltype(type);
-    run.run(std::string("ten runs ") + type_name<T>(), [&]() -> std::string {
+    run.run(std::string("again and again ") + type_name<T>(), [&]() -> std::string {
       const Spec spec{shape(65, 130, 16, 2, 4, 2)};
       ForwardCase<T> first(spec, run.promises().lse), again(spec, run.promises().lse);
       forward(run, first);
-      for (int n = 0; n < 10; ++n) {
+      for (int n = 0; n < (run.large() ? 50 : 10); ++n) {
         forward(run, again);
         std::string difference = same_bits("O", first.O, again.O);
         if (run.promises().lse) difference += same_bits("LSE", first.LSE, again.LSE);
@@ -662,6 +678,11 @@ std::vector<Family> forward_families() {
        with_masks, masked_rows},
       {"KeyLengths", "keys at or past the length are not seen, whatever they hold",
        [](const StageUnderTest& s) { return s.promises.key_lengths; }, lengths},
+      {"ClampedLengths", "a key length below 0 means no key, one above Nk means all",
+       [](const StageUnderTest& s) {
+         return s.promises.key_lengths && !s.promises.rejects_lengths;
+       },
+       clamped_lengths},
       {"LargeOffsets", "addresses are computed with 64 bits",
        [](const StageUnderTest& stage) { return always(stage) && stage.promises.host_memory; },
        large_offsets},

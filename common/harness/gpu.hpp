@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "common/core/cuda.hpp"
+#include "common/harness/sanitizer.hpp"
 #include "common/harness/stage.hpp"
 
 namespace fa::harness {
@@ -26,10 +27,10 @@ inline std::string no_gpu() {
 #endif
 }
 
-// The emulator affords small problems only.
+// A GPU affords long lists of sizes; the emulator less, under a sanitizer little.
 inline StageUnderTest::Effort gpu_effort() {
 #ifdef FA_EMULATED
-  return StageUnderTest::Effort::small;
+  return FA_SANITIZED ? StageUnderTest::Effort::small : StageUnderTest::Effort::normal;
 #else
   return StageUnderTest::Effort::large;
 #endif
@@ -42,8 +43,8 @@ class DeviceCopy {
     for (const Storage& s : storages) {
       parts_.push_back({s, DeviceMemory(s.bytes)});
       if (s.bytes > 0)
-        FA_CUDA_CHECK(cudaMemcpy(parts_.back().memory.as<void>(), s.data, s.bytes,
-                                 cudaMemcpyHostToDevice));
+        FA_CUDA_CHECK(
+            cudaMemcpy(parts_.back().memory.as<void>(), s.data, s.bytes, cudaMemcpyHostToDevice));
     }
   }
   // The device's address of what `host` points to; a pointer into no storage stays what it is.

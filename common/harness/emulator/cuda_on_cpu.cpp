@@ -130,8 +130,8 @@ struct Fiber {
   void* at = nullptr;  // its stack pointer while it waits
   void* tsan = nullptr;
   State state = State::fresh;
-  unsigned mask = 0;              // of the lanes that it waits for
-  std::uint64_t value = 0;        // handed to the others of its warp
+  unsigned mask = 0;        // of the lanes that it waits for
+  std::uint64_t value = 0;  // handed to the others of its warp
   unsigned warp_phase = 0, block_phase = 0;
 };
 
@@ -165,6 +165,11 @@ void yield(State state) {
   self().state = state;
   tsan_switch(running->scheduler_tsan);
   fa_switch_stack(&self().at, running->scheduler);
+}
+
+void wait_for_warp(unsigned mask) {
+  self().mask = mask;
+  yield(State::waits_for_warp);
 }
 
 void fiber_main() {
@@ -210,38 +215,45 @@ std::string list(State state) {
   return text;
 }
 
-// Runs every thread to its next barrier; then opens barriers whose threads have all arrived. A
+// Opens those barriers within a warp, of threads [first, end), whose lanes have all arrived. A
 // thread that has returned keeps nobody waiting.
+bool open_warp_barriers(unsigned first, unsigned end) {
+  auto& fibers = running->fibers;
+  bool opened = false;
+  for (unsigned t = first; t < end; ++t) {
+    if (fibers[t].state != State::waits_for_warp) continue;
+    const unsigned mask = fibers[t].mask;
+    const auto of_mask = [&](unsigned u) { return (mask >> (u - first) & 1) != 0; };
+    bool all = true;
+    for (unsigned u = first; u < end; ++u)
+      if (of_mask(u) && fibers[u].state != State::done &&
+          !(fibers[u].state == State::waits_for_warp && fibers[u].mask == mask))
+        all = false;
+    for (unsigned u = first; all && u < end; ++u)
+      if (of_mask(u) && fibers[u].state == State::waits_for_warp) fibers[u].state = State::ready;
+    opened |= all;
+  }
+  return opened;
+}
+
+// Runs every warp until its threads wait at __syncthreads or have returned, then opens that barrier.
 void run_block() {
   auto& fibers = running->fibers;
-  const unsigned n = unsigned(fibers.size());
-  for (;;) {
-    for (unsigned t = 0; t < n; ++t)
-      if (runnable(fibers[t].state)) resume(t);
-    bool progress = false;
-    for (unsigned t = 0; t < n; ++t) {
-      if (fibers[t].state != State::waits_for_warp) continue;
-      const unsigned first = t / warp_size * warp_size;
-      bool all = true;
-      const auto lanes = [&](auto f) {
-        for (unsigned lane = 0; lane < warp_size && first + lane < n; ++lane)
-          if (fibers[t].mask >> lane & 1) f(fibers[first + lane]);
-      };
-      const unsigned mask = fibers[t].mask;
-      lanes([&](const Fiber& f) {
-        if (f.state != State::done && !(f.state == State::waits_for_warp && f.mask == mask))
-          all = false;
-      });
-      if (!all) continue;
-      lanes([&](Fiber& f) {
-        if (f.state == State::waits_for_warp) f.state = State::ready;
-      });
-      progress = true;
+  const unsigned n = unsigned(fibers.size()), warps = (n + warp_size - 1) / warp_size;
+  const auto has = [&](State s) {
+    return std::any_of(fibers.begin(), fibers.end(), [&](auto& f) { return f.state == s; });
+  };
+  do {
+    for (Fiber& f : fibers)
+      if (f.state == State::waits_for_block) f.state = State::ready;
+    for (unsigned w = 0; w < warps; ++w) {
+      const unsigned first = (blockIdx.x % 2 ? warps - 1 - w : w) * warp_size;
+      const unsigned end = std::min(first + warp_size, n);
+      do
+        for (unsigned t = first; t < end; ++t)
+          if (runnable(fibers[t].state)) resume(t);
+      while (open_warp_barriers(first, end));
     }
-    if (progress) continue;
-    const auto has = [&](State s) {
-      return std::any_of(fibers.begin(), fibers.end(), [&](auto& f) { return f.state == s; });
-    };
     if (has(State::waits_for_warp))
       throw std::logic_error(
           std::string(running->kernel) + ": block " + std::to_string(blockIdx.x) +
@@ -250,24 +262,23 @@ void run_block() {
           (has(State::waits_for_block)
                ? "; threads " + list(State::waits_for_block) + " ... wait in __syncthreads"
                : ""));
-    if (!has(State::waits_for_block)) return;
-    for (Fiber& f : fibers)
-      if (f.state == State::waits_for_block) f.state = State::ready;
-  }
+  } while (has(State::waits_for_block));
 }
 
 }  // namespace
 
+void misaligned() { last_error = cudaErrorMisalignedAddress; }
 unsigned lane() { return running->current % warp_size; }
 void* dynamic_shared_memory() { return running->shared.get(); }
 
+// A shuffle: it brings the lanes together, but orders no memory. That is what __syncwarp is for.
 std::uint64_t exchange(unsigned mask, std::uint64_t value, unsigned source) {
   self().value = value;
-  __syncwarp(mask);
+  wait_for_warp(mask);
   const unsigned first = running->current / warp_size * warp_size;
   const bool inside = source < warp_size && first + source < running->fibers.size();
   const std::uint64_t result = inside ? running->fibers[first + source].value : value;
-  __syncwarp(mask);
+  wait_for_warp(mask);
   return result;
 }
 
@@ -338,28 +349,37 @@ void __syncwarp(unsigned mask) {
   auto& r = *fa::emulator::running;
   auto& fiber = fa::emulator::self();
   char* sync = &r.warps[r.current / 32].phase[fiber.warp_phase++ % 2];
-  fiber.mask = mask;
   release(sync);
-  fa::emulator::yield(fa::emulator::State::waits_for_warp);
+  fa::emulator::wait_for_warp(mask);
   acquire(sync);
 }
 
 const char* cudaGetErrorString(cudaError_t code) {
   switch (code) {
-    case cudaSuccess: return "no error";
-    case cudaErrorInvalidValue: return "invalid argument";
-    case cudaErrorMemoryAllocation: return "out of memory";
-    case cudaErrorInvalidConfiguration: return "invalid configuration argument";
-    default: return "an error that the emulator never returns";
+    case cudaSuccess:
+      return "no error";
+    case cudaErrorInvalidValue:
+      return "invalid argument";
+    case cudaErrorMemoryAllocation:
+      return "out of memory";
+    case cudaErrorInvalidConfiguration:
+      return "invalid configuration argument";
+    default:
+      return "an error that the emulator never returns";
   }
 }
 const char* cudaGetErrorName(cudaError_t code) {
   switch (code) {
-    case cudaSuccess: return "cudaSuccess";
-    case cudaErrorInvalidValue: return "cudaErrorInvalidValue";
-    case cudaErrorMemoryAllocation: return "cudaErrorMemoryAllocation";
-    case cudaErrorInvalidConfiguration: return "cudaErrorInvalidConfiguration";
-    default: return "cudaErrorUnknown";
+    case cudaSuccess:
+      return "cudaSuccess";
+    case cudaErrorInvalidValue:
+      return "cudaErrorInvalidValue";
+    case cudaErrorMemoryAllocation:
+      return "cudaErrorMemoryAllocation";
+    case cudaErrorInvalidConfiguration:
+      return "cudaErrorInvalidConfiguration";
+    default:
+      return "cudaErrorUnknown";
   }
 }
 cudaError_t cudaGetLastError() { return std::exchange(last_error, cudaSuccess); }
@@ -369,8 +389,12 @@ cudaError_t cudaGetDevice(int* device) {
 }
 cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int) {
   switch (attribute) {
-    case cudaDevAttrComputeCapabilityMajor: *value = 8; return cudaSuccess;
-    case cudaDevAttrComputeCapabilityMinor: *value = 6; return cudaSuccess;
+    case cudaDevAttrComputeCapabilityMajor:
+      *value = 8;
+      return cudaSuccess;
+    case cudaDevAttrComputeCapabilityMinor:
+      *value = 6;
+      return cudaSuccess;
     case cudaDevAttrMaxSharedMemoryPerBlockOptin:
       *value = int(fa::emulator::shared_limit);
       return cudaSuccess;

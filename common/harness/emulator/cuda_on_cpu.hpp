@@ -2,8 +2,10 @@
 // 04 and 05 unchanged. Included by common/core/cuda.hpp when FA_EMULATED is defined.
 //
 // Blocks run one after the other. The threads of a block are fibers, each with a stack of its own,
-// that take turns: one runs until it reaches a barrier, then the next. So a missing barrier shows
-// every time, in the same way: a thread reads what others have not written yet. Built with
+// that take turns: a thread runs until it reaches a barrier, a warp until all its threads wait at
+// __syncthreads, and only then the next; in every second block the last warp comes first. So a
+// missing __syncthreads shows every time, in the same way: a warp reads what others have not written
+// yet, or overwrites what they have not read. Built with
 // ThreadSanitizer, every fiber counts as a thread and only barriers order them: a race is reported
 // with its lines even where the result happens to be right.
 //
@@ -38,13 +40,33 @@ struct dim3 {
 extern uint3 threadIdx, blockIdx;
 extern dim3 blockDim, gridDim;
 
-struct alignas(8) float2 {
-  float x, y;
-};
+namespace fa::emulator {
+void misaligned();
+// Notes an access that a GPU would refuse. The compiler believes in alignas and must not see what
+// is compared.
+inline void check_alignment(const void* p, std::uintptr_t alignment) {
+  asm("" : "+r"(p));
+  if (reinterpret_cast<std::uintptr_t>(p) % alignment != 0) misaligned();
+}
+}  // namespace fa::emulator
+
 struct alignas(16) float4 {
   float x, y, z, w;
+  float4() = default;
+  float4(float x_, float y_, float z_, float w_) : x(x_), y(y_), z(z_), w(w_) {}
+  float4(const float4& from) : x(from.x), y(from.y), z(from.z), w(from.w) {
+    fa::emulator::check_alignment(&from, 16);
+  }
+  float4& operator=(const float4& from) {
+    fa::emulator::check_alignment(&from, 16);
+    fa::emulator::check_alignment(this, 16);
+    x = from.x;
+    y = from.y;
+    z = from.z;
+    w = from.w;
+    return *this;
+  }
 };
-inline float2 make_float2(float x, float y) { return {x, y}; }
 inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
 
 template <class T>
@@ -122,6 +144,7 @@ enum cudaError_t {
   cudaErrorNoKernelImageForDevice,
   cudaErrorUnsupportedPtxVersion,
   cudaErrorIllegalAddress,
+  cudaErrorMisalignedAddress,
   cudaErrorLaunchFailure,
 };
 enum cudaMemcpyKind { cudaMemcpyHostToDevice, cudaMemcpyDeviceToHost, cudaMemcpyDeviceToDevice };

@@ -25,7 +25,7 @@ def start(stage: Path, seed: int | None) -> None:
         mutant = hidden(stage)
         print("The hunt goes on.")
     else:
-        mutants = parse(stage / "check" / "mutants.txt")
+        mutants = [m for m in parse(stage / "check" / "mutants.txt") if not m.race_only]
         if not mutants:
             raise Bad(f"{stage.name}/check/mutants.txt: lists no mutant; hunt in another stage")
         mutant = random.Random(seed).choice(mutants)
@@ -35,7 +35,7 @@ def start(stage: Path, seed: int | None) -> None:
         write_whole(stage / "hunt" / ".mutant", base64.b64encode(mutant.name.encode()).decode())
     command = f"./learn hunt {stage.name[:2]}"
     print(f"Symptom: {mutant.symptom}\n"
-          f"See which tests fail: {command}. Find the line in {stage.name}/hunt/{mutant.source}, mend it, and run that again.\n"
+          f"See which tests fail: {command}. Find the place in {stage.name}/hunt/{mutant.source}, mend it, and run that again.\n"
           f"To give up: {command} --reveal")
 
 

@@ -11,6 +11,8 @@ check/mutants.txt holds paragraphs; a line that begins with # is a comment:
 
 The - lines must stand in the source exactly once, one after the other (indentation and exercise
 marks aside); the + lines, if any, take their place. `kills` names the test that must then fail.
+With `race:` in the place of `kills:` the result may happen to be right: the defect is judged only
+under ThreadSanitizer, which must report a race during that test.
 """
 from __future__ import annotations
 
@@ -35,6 +37,7 @@ class Mutant:
     kills: str      # test name without the stageNN. prefix
     old: list[str]
     new: list[str]
+    race_only: bool = False
 
 
 def parse(file: Path) -> list[Mutant]:
@@ -49,16 +52,16 @@ def parse(file: Path) -> list[Mutant]:
         if title[1] in (m.name for m in mutants):
             raise Bad(f"{bad}a second mutant of that name; rename one")
         shape = re.sub(r"(.)\1+", r"\1", "".join(line[:1] for line in lines))
-        if shape not in ("s-k", "s-+k") or sum(line[0] in "sk" for line in lines) != 2:
+        if shape not in ("s-k", "s-+k", "s-r") or sum(line[0] in "skr" for line in lines) != 2:
             raise Bad(f"{bad}after it come one `symptom:`, `-` lines, `+` lines, one `kills:`")
         symptom = re.fullmatch(r"symptom: +(\S.*)", lines[0])
-        kills = re.fullmatch(r"kills: +([\w./]+)\s*", lines[-1])
+        kills = re.fullmatch(r"(?:kills|race): +([\w./]+)\s*", lines[-1])
         if not symptom or not kills:
             raise Bad(f"{bad}write `symptom: what is seen` and `kills: Suite.Test`, one exact name")
         old, new = (textwrap.dedent("\n".join(x[1:] for x in lines if x[0] == sign)).split("\n")
                     for sign in "-+")
         mutants.append(Mutant(title[1], title[2], symptom[1].strip(), kills[1], old,
-                              new if "+" in shape else []))
+                              new if "+" in shape else [], lines[-1].startswith("race")))
     return mutants
 
 
@@ -161,7 +164,7 @@ def main() -> int:
     args = parser.parse_args()
     if args.command == "list":
         for m in parse(args.file):
-            if args.race and not removes_barrier(m):
+            if not removes_barrier(m) if args.race else m.race_only:
                 continue
             print(m.name, m.source, m.kills, sep="\t")
         return 0

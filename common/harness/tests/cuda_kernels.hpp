@@ -1,0 +1,24 @@
+// Small kernels for the tests of common/core/cuda.hpp and of the emulator.
+#pragma once
+#include "common/core/cuda.hpp"
+
+namespace fa::test_kernels {
+
+void launch_with(unsigned threads, std::size_t shared_bytes);
+
+// out[t] = in[255 - t] through static shared memory, 256 threads. Without the barrier: a race.
+void reverse(const float* in, float* out, bool with_barrier);
+// out[t] = what dynamic shared memory holds before anybody writes to it; 32 threads.
+void read_uninitialised(float* out);
+// The same for static shared memory.
+void read_uninitialised_static(float* out);
+// out[t] = sum over the warp of lane t; out[64 + t] = the lane that is 1 higher; 64 threads.
+void shuffles(int* out);
+// out[0] += 1 from 4 blocks of 64 threads; threads past the 40th return before a barrier.
+void count(float* out);
+// Half of a warp waits in a shuffle, the other half at __syncthreads. Hangs on a GPU.
+void diverge();
+// Reads *address.
+void read(const float* address, float* out);
+
+}  // namespace fa::test_kernels
