@@ -1,2 +1,26 @@
-#include "common/harness/bench.hpp"
-void fa::bench::register_benchmarks(Size) {}
+// The kernels against each other and against the baseline that stores the scores. B = 4, H = 8.
+#include "04_cuda_forward/cuda_forward.hpp"
+#include "common/harness/gpu_bench.hpp"
+
+void fa::bench::register_benchmarks(Size size) {
+  using cuda_forward::Kernel;
+  needs_gpu();
+  for (std::int64_t d :
+       size == Size::smoke ? std::vector<std::int64_t>{64} : std::vector<std::int64_t>{64, 128})
+    for (std::int64_t N : sizes(size, {512, 1024, 2048, 4096}, {8192, 16384}))
+      for (Causal causal : {Causal::none, Causal::top_left}) {
+        Problem p;
+        p.B = 4;
+        p.Hq = p.Hkv = 8;
+        p.Nq = p.Nk = N;
+        p.d = d;
+        p.causal = causal;
+        for (Kernel kernel : {Kernel::baseline, Kernel::tiled, Kernel::register_tiled})
+          gpu_forward(std::string("stage04/forward/") + cuda_forward::name(kernel), p,
+                      cuda_forward::scratch_bytes(p, kernel),
+                      [kernel](const Problem& q, const Forward<float>& t, void* scratch,
+                               cudaStream_t stream) {
+                        cuda_forward::forward(q, t, {kernel, stream, scratch});
+                      });
+      }
+}

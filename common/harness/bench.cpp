@@ -17,6 +17,7 @@
 #include <sstream>
 
 #include "common/core/parallel_for.hpp"
+#include "common/harness/bench_rows.hpp"
 #include "common/harness/flops.hpp"
 #include "common/harness/machine.hpp"
 #include "common/harness/memory.hpp"
@@ -80,18 +81,38 @@ struct Prepared {
 std::vector<std::string> registered;  // names, in the order of registration
 double seconds_a_sample = 0.05;
 
-auto* add(const std::string& name, const std::function<void(benchmark::State&)>& body) {
-  registered.push_back(name);
-  return benchmark::RegisterBenchmark(name.c_str(), [body](benchmark::State& state) {
-    try {
-      body(state);
-    } catch (const std::exception& e) {
-      state.SkipWithError(e.what());
-    }
-  });
-}
+std::string this_machine, this_device, this_isa;
+int this_machines_cores = 0;
 
 }  // namespace
+
+benchmark::internal::Benchmark* add_row(const std::string& name,
+                                        const std::function<void(benchmark::State&)>& body) {
+  registered.push_back(name);
+  return benchmark::RegisterBenchmark(name.c_str(),
+                                      [body](benchmark::State& state) {
+                                        try {
+                                          body(state);
+                                        } catch (const std::exception& e) {
+                                          state.SkipWithError(e.what());
+                                        }
+                                      })
+      ->Unit(benchmark::kMillisecond);
+}
+
+void describe_machine(const std::string& machine, const std::string& device, const std::string& isa,
+                      int cores) {
+  this_machine = machine;
+  this_device = device;
+  this_isa = isa;
+  this_machines_cores = cores;
+}
+
+double sample_seconds() { return seconds_a_sample; }
+
+void add_context(const std::string& key, const std::string& value) {
+  benchmark::AddCustomContext(key, value);
+}
 
 template <class T>
 void forward(const std::string& prefix, const Problem& p,
@@ -100,34 +121,30 @@ void forward(const std::string& prefix, const Problem& p,
   name << prefix << "/N:" << p.Nk << "/d:" << p.d
        << "/causal:" << (p.causal == Causal::none ? 0 : 1) << (sizeof(T) == 8 ? "/f64" : "/f32");
   auto prepared = std::make_shared<std::unique_ptr<Prepared<T>>>();
-  add(name.str(),
-      [=](benchmark::State& state) {
-        const bool first = !*prepared;
-        if (first) *prepared = std::make_unique<Prepared<T>>(p);
-        Prepared<T>& x = **prepared;
-        const Forward<T> t{x.Q.view(), x.K.view(), x.V.view(), x.O.view(), nullptr};
+  add_row(name.str(), [=](benchmark::State& state) {
+    const bool first = !*prepared;
+    if (first) *prepared = std::make_unique<Prepared<T>>(p);
+    Prepared<T>& x = **prepared;
+    const Forward<T> t{x.Q.view(), x.K.view(), x.V.view(), x.O.view(), nullptr};
 
-        x.O.poison();
-        const double peak = double(peak_heap_bytes([&] { f(p, t); }));
-        if (first) x.extra_bytes = peak;
-        const std::string before = x.verdict();
-        if (!before.empty()) return state.SkipWithError(("wrong before timing: " + before).c_str());
+    x.O.poison();
+    const double peak = double(peak_heap_bytes([&] { f(p, t); }));
+    if (first) x.extra_bytes = peak;
+    const std::string before = x.verdict();
+    if (!before.empty()) return state.SkipWithError(("wrong before timing: " + before).c_str());
 
-        x.O.poison();
-        double roof = fma_peak(threads);
-        for (auto _ : state) f(p, t);
-        roof = (roof + fma_peak(threads)) / 2;
-        const std::string after = x.verdict();
-        if (!after.empty()) return state.SkipWithError(("wrong after timing: " + after).c_str());
+    x.O.poison();
+    double roof = fma_peak(threads);
+    for (auto _ : state) f(p, t);
+    roof = (roof + fma_peak(threads)) / 2;
+    const std::string after = x.verdict();
+    if (!after.empty()) return state.SkipWithError(("wrong after timing: " + after).c_str());
 
-        state.counters["flops"] =
-            benchmark::Counter(forward_flops(p), benchmark::Counter::kIsIterationInvariantRate);
-        state.counters["roof"] = roof;
-        if (x.extra_bytes >= 0) state.counters["extra_bytes"] = x.extra_bytes;
-      })
-      ->UseRealTime()
-      ->MinTime(seconds_a_sample)
-      ->Unit(benchmark::kMillisecond);
+    state.counters["flops"] =
+        benchmark::Counter(forward_flops(p), benchmark::Counter::kIsIterationInvariantRate);
+    state.counters["roof"] = roof;
+    if (x.extra_bytes >= 0) state.counters["extra_bytes"] = x.extra_bytes;
+  })->UseRealTime();
 }
 
 template void forward(const std::string&, const Problem&,
@@ -138,56 +155,51 @@ template void forward(const std::string&, const Problem&,
 void bandwidth(int threads) {
   std::ostringstream name;
   name << "roof/bandwidth/triad/threads:" << threads << "/f32";
-  add(name.str(),
-      [threads](benchmark::State& state) {
-        const std::int64_t n = 1 << 24, part = n / threads;
-        std::vector<float> a(std::size_t(n), 1), b(a), c(a);
-        for (auto _ : state)
-          parallel_for(threads, threads, [&] {
-            return [&](std::int64_t t) {
-              float* x = a.data() + t * part;
-              const float *y = b.data() + t * part, *z = c.data() + t * part;
-              for (std::int64_t i = 0; i < part; ++i) x[i] = y[i] + 0.5f * z[i];
-            };
-          });
-        if (!(a.front() == 1.5f && a[std::size_t(part * threads - 1)] == 1.5f))
-          return state.SkipWithError("the triad is wrong");
-        state.counters["bytes_per_second"] =
-            benchmark::Counter(double(part * threads) * 3 * sizeof(float),
-                               benchmark::Counter::kIsIterationInvariantRate);
-      })
-      ->UseRealTime()
-      ->MinTime(seconds_a_sample)
-      ->Unit(benchmark::kMillisecond);
+  add_row(name.str(), [threads](benchmark::State& state) {
+    const std::int64_t n = 1 << 24, part = n / threads;
+    std::vector<float> a(std::size_t(n), 1), b(a), c(a);
+    for (auto _ : state)
+      parallel_for(threads, threads, [&] {
+        return [&](std::int64_t t) {
+          float* x = a.data() + t * part;
+          const float *y = b.data() + t * part, *z = c.data() + t * part;
+          for (std::int64_t i = 0; i < part; ++i) x[i] = y[i] + 0.5f * z[i];
+        };
+      });
+    if (!(a.front() == 1.5f && a[std::size_t(part * threads - 1)] == 1.5f))
+      return state.SkipWithError("the triad is wrong");
+    state.counters["bytes_per_second"] = benchmark::Counter(
+        double(part * threads) * 3 * sizeof(float), benchmark::Counter::kIsIterationInvariantRate);
+  })->UseRealTime();
 }
 
 void error(const std::string& prefix, double scores,
            const std::function<void(const Problem&, const Forward<float>&)>& f) {
   std::ostringstream name;
   name << prefix << "/scores:" << scores << "/f32";
-  add(name.str(),
-      [=](benchmark::State& state) {
-        Spec spec;
-        spec.p.Nq = spec.p.Nk = 128;
-        spec.p.d = 64;
-        spec.data = {Data::Kind::level, scores};
-        ForwardCase<float> c(spec, false);
-        const ForwardCall<float> call = c.call();
-        for (auto _ : state) f(call.p, call.t);
-        const ForwardOracle want = oracle_forward(c.p, to_array(c.Q), to_array(c.K), to_array(c.V));
-        double worst = 0, largest = 0, nonfinite = 0;
-        c.O.for_each([&](auto b, auto h, auto i, auto x) {
-          const double got = double(c.O.at(b, h, i, x)), right = want.O.at(b, h, i, x);
-          largest = std::max(largest, std::fabs(right));
-          if (!std::isfinite(got)) return void(++nonfinite);
-          worst = std::max(worst, std::fabs(got - right));
-        });
-        if (nonfinite == 0) state.counters["max_error"] = worst / largest;
-        state.counters["nonfinite"] = nonfinite;
-      })
+  add_row(name.str(),
+          [=](benchmark::State& state) {
+            Spec spec;
+            spec.p.Nq = spec.p.Nk = 128;
+            spec.p.d = 64;
+            spec.data = {Data::Kind::level, scores};
+            ForwardCase<float> c(spec, false);
+            const ForwardCall<float> call = c.call();
+            for (auto _ : state) f(call.p, call.t);
+            const ForwardOracle want =
+                oracle_forward(c.p, to_array(c.Q), to_array(c.K), to_array(c.V));
+            double worst = 0, largest = 0, nonfinite = 0;
+            c.O.for_each([&](auto b, auto h, auto i, auto x) {
+              const double got = double(c.O.at(b, h, i, x)), right = want.O.at(b, h, i, x);
+              largest = std::max(largest, std::fabs(right));
+              if (!std::isfinite(got)) return void(++nonfinite);
+              worst = std::max(worst, std::fabs(got - right));
+            });
+            if (nonfinite == 0) state.counters["max_error"] = worst / largest;
+            state.counters["nonfinite"] = nonfinite;
+          })
       ->UseRealTime()
-      ->Iterations(1)
-      ->Unit(benchmark::kMillisecond);
+      ->Iterations(1);
 }
 
 namespace {
@@ -434,16 +446,17 @@ int run(int argc, char** argv) {
   int google_argc = static_cast<int>(google.size());
   benchmark::Initialize(&google_argc, google.data());
 
-  benchmark::AddCustomContext("machine", machine_name());
-  benchmark::AddCustomContext("device", cpu_model());
-  benchmark::AddCustomContext("isa", isa());
-  benchmark::AddCustomContext("cores", std::to_string(cores()));
+  describe_machine(machine_name(), cpu_model(), isa(), cores());
+  register_benchmarks(size);
+  benchmark::AddCustomContext("machine", this_machine);
+  benchmark::AddCustomContext("device", this_device);
+  benchmark::AddCustomContext("isa", this_isa);
+  benchmark::AddCustomContext("cores", std::to_string(this_machines_cores));
   benchmark::AddCustomContext("compiler", FA_COMPILER);
   benchmark::AddCustomContext("flags", FA_FLAGS);
   benchmark::AddCustomContext("commit", commit());
   benchmark::AddCustomContext("size", size == Size::full ? "full" : "quick");
   benchmark::AddCustomContext("flop_formula", flop_formula);
-  register_benchmarks(size);
 
   std::regex pattern;
   try {

@@ -1,0 +1,16 @@
+#include "common/harness/peers/peer.hpp"
+
+#include <cstring>
+
+#include "04_cuda_forward/cuda_forward.hpp"
+
+extern "C" const char* fa_peer_forward(const char* kernel, const fa_peer_call* call) {
+  using namespace fa;
+  return harness::as_c([&] {
+    auto chosen = cuda_forward::Kernel::best;
+    for (auto k : {cuda_forward::Kernel::tiled, cuda_forward::Kernel::register_tiled})
+      if (std::strcmp(cuda_forward::name(k), kernel) == 0) chosen = k;
+    cuda_forward::forward(harness::problem_of(*call), harness::forward_of<float>(*call),
+                          {chosen, static_cast<cudaStream_t>(call->stream)});
+  });
+}

@@ -1,0 +1,309 @@
+#include "common/harness/gpu_bench.hpp"
+
+#include <benchmark/benchmark.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <memory>
+#include <sstream>
+#include <vector>
+
+#include "common/harness/bench_rows.hpp"
+#include "common/harness/compare.hpp"
+#include "common/harness/flops.hpp"
+#include "common/harness/gpu.hpp"
+#include "common/harness/gpu_roof.hpp"
+#include "common/harness/oracle.hpp"
+
+namespace fa::bench {
+
+using namespace fa::harness;
+using Int = std::int64_t;
+
+namespace {
+
+constexpr std::size_t past_any_cache = std::size_t(256) << 20;
+
+// Device memory of one tensor: as many copies of it as keep the cache from helping.
+struct Tensor {
+  DeviceMemory memory;
+  Int H = 0, N = 0, d = 0, elements = 0;
+
+  Tensor() = default;
+  Tensor(Int B, Int H_, Int N_, Int d_, Int copies, std::uint64_t seed)
+      : H(H_), N(N_), d(d_), elements(B * H_ * N_ * d_) {
+    memory = DeviceMemory(std::size_t(elements * copies) * sizeof(float));
+    if (seed) gpu_fill(memory.as<float>(), elements * copies, seed);
+  }
+  View<float> view(Int copy) const {
+    return contiguous(memory.as<float>() + copy * elements, H, N, d);
+  }
+  float* flat(Int copy) const { return memory.as<float>() + copy * elements; }
+  void poison() const { FA_CUDA_CHECK(cudaMemset(memory.as<void>(), 0xff, memory.bytes())); }
+  // One head of the first copy, in double.
+  Array head(Int b, Int h) const {
+    std::vector<float> x(std::size_t(N * d));
+    FA_CUDA_CHECK(
+        cudaMemcpy(x.data(), view(0).at(b, h), x.size() * sizeof(float), cudaMemcpyDeviceToHost));
+    Array a(1, 1, N, d);
+    std::copy(x.begin(), x.end(), a.data.begin());
+    return a;
+  }
+};
+
+Int copies_for(const Problem& p) {
+  const double bytes = 4.0 * double(p.d) * double(p.B) * double(p.Hq * p.Nq + p.Hkv * p.Nk);
+  return std::max<Int>(1, Int(std::ceil(double(past_any_cache) / bytes)));
+}
+
+struct Prepared {
+  Problem p;
+  Int copies;
+  Tensor Q, K, V, O, LSE;
+  DeviceMemory scratch;
+
+  Prepared(const Problem& problem, std::size_t scratch_bytes)
+      : p(problem),
+        copies(copies_for(p)),
+        Q(p.B, p.Hq, p.Nq, p.d, copies, 11),
+        K(p.B, p.Hkv, p.Nk, p.d, copies, 12),
+        V(p.B, p.Hkv, p.Nk, p.d, copies, 13),
+        O(p.B, p.Hq, p.Nq, p.d, copies, 0),
+        LSE(p.B, p.Hq, p.Nq, 1, copies, 0),
+        scratch(scratch_bytes) {}
+
+  Forward<float> tensors(Int copy) const {
+    return {Q.view(copy), K.view(copy), V.view(copy), O.view(copy), LSE.flat(copy)};
+  }
+  // The first and the last head, rows at the ends and in between.
+  template <class Check>
+  void sampled_heads(Check check) const {
+    check(Int(0), Int(0));
+    if (p.B * p.Hq > 1) check(p.B - 1, p.Hq - 1);
+  }
+  std::vector<Int> rows(Int N) const {
+    std::vector<Int> rows = {0, N / 3, N / 2 + 1, N - 1};
+    rows.erase(std::unique(rows.begin(), rows.end()), rows.end());
+    return rows;
+  }
+  Problem one_head() const {
+    Problem one = p;
+    one.B = one.Hq = one.Hkv = 1;
+    return one;
+  }
+  std::string verdict() const {
+    Comparison o("O"), lse("LSE");
+    sampled_heads([&](Int b, Int h) {
+      const ForwardOracle want = oracle_rows(one_head(), Q.head(b, h), K.head(b, p.key_head(h)),
+                                             V.head(b, p.key_head(h)), rows(p.Nq));
+      const Array got = O.head(b, h), got_lse = LSE.head(b, h);
+      for (Int r = 0; r < want.O.N; ++r) {
+        const Int i = want.rows[std::size_t(r)];
+        for (Int x = 0; x < p.d; ++x)
+          o.add(b, h, i, x, got.at(0, 0, i, x), want.O.at(0, 0, r, x),
+                forward_tolerance<float>(want.A.at(0, 0, r), want.PV.at(0, 0, r, x)));
+        lse.add(b, h, i, 0, got_lse.at(0, 0, i), want.LSE.at(0, 0, r),
+                lse_tolerance<float>(want.LSE.at(0, 0, r)));
+      }
+    });
+    return o.report() + lse.report();
+  }
+};
+
+struct PreparedBackward : Prepared {
+  Tensor dO, dQ, dK, dV;
+
+  PreparedBackward(const Problem& problem, std::size_t scratch_bytes)
+      : Prepared(problem, scratch_bytes),
+        dO(p.B, p.Hq, p.Nq, p.d, copies, 14),
+        dQ(p.B, p.Hq, p.Nq, p.d, copies, 0),
+        dK(p.B, p.Hkv, p.Nk, p.d, copies, 0),
+        dV(p.B, p.Hkv, p.Nk, p.d, copies, 0) {}
+
+  Backward<float> gradients(Int copy) const {
+    return {Q.view(copy),   K.view(copy),  V.view(copy),  O.view(copy), dO.view(copy),
+            LSE.flat(copy), dQ.view(copy), dK.view(copy), dV.view(copy)};
+  }
+  // Sampled rows of the gradients in double, from the forward's own O and LSE, which verdict() has
+  // judged: a row of dK needs a column of P, and that needs the LSE of every query.
+  std::string gradient_verdict() const {
+    if (p.Hq != p.Hkv) return "the sampled gradients are for Hq = Hkv";
+    std::string text;
+    sampled_heads([&](Int b, Int h) {
+      const Array q = Q.head(b, h), k = K.head(b, h), v = V.head(b, h), o = O.head(b, h),
+                  go = dO.head(b, h), l = LSE.head(b, h);
+      const double scale = p.softmax_scale();
+      const auto dot = [&](const Array& x, Int i, const Array& y, Int j) {
+        double sum = 0;
+        for (Int e = 0; e < p.d; ++e) sum += x.at(0, 0, i, e) * y.at(0, 0, j, e);
+        return sum;
+      };
+      std::vector<double> D(static_cast<std::size_t>(p.Nq));
+      for (Int i = 0; i < p.Nq; ++i) D[std::size_t(i)] = dot(go, i, o, i);
+      const auto weight = [&](Int i, Int j) {
+        return sees(one_head(), 0, i, j) ? std::exp(scale * dot(q, i, k, j) - l.at(0, 0, i)) : 0.0;
+      };
+      const auto compare = [&](const char* name, const Array& got, Int rows_of, auto row) {
+        Comparison c(name);
+        std::vector<std::vector<double>> want;
+        double largest = 0;
+        for (Int n : rows(rows_of)) {
+          want.push_back(row(n));
+          for (double x : want.back()) largest = std::max(largest, std::fabs(x));
+        }
+        std::size_t at = 0;
+        for (Int n : rows(rows_of)) {
+          for (Int x = 0; x < p.d; ++x)
+            c.add(b, h, n, x, got.at(0, 0, n, x), want[at][std::size_t(x)],
+                  gradient_tolerance<float>(0, largest, largest));
+          ++at;
+        }
+        text += c.report();
+      };
+      using Vector = std::vector<double>;
+      compare("dQ", dQ.head(b, h), p.Nq, [&](Int i) {
+        Vector sum(static_cast<std::size_t>(p.d), 0.0);
+        for (Int j = 0; j < p.Nk; ++j) {
+          const double ds = weight(i, j) * (dot(go, i, v, j) - D[std::size_t(i)]);
+          for (Int x = 0; x < p.d; ++x) sum[std::size_t(x)] += scale * ds * k.at(0, 0, j, x);
+        }
+        return sum;
+      });
+      compare("dK", dK.head(b, h), p.Nk, [&](Int j) {
+        Vector sum(static_cast<std::size_t>(p.d), 0.0);
+        for (Int i = 0; i < p.Nq; ++i) {
+          const double ds = weight(i, j) * (dot(go, i, v, j) - D[std::size_t(i)]);
+          for (Int x = 0; x < p.d; ++x) sum[std::size_t(x)] += scale * ds * q.at(0, 0, i, x);
+        }
+        return sum;
+      });
+      compare("dV", dV.head(b, h), p.Nk, [&](Int j) {
+        Vector sum(static_cast<std::size_t>(p.d), 0.0);
+        for (Int i = 0; i < p.Nq; ++i) {
+          const double w = weight(i, j);
+          for (Int x = 0; x < p.d; ++x) sum[std::size_t(x)] += w * go.at(0, 0, i, x);
+        }
+        return sum;
+      });
+    });
+    return text;
+  }
+};
+
+std::string row_name(const std::string& prefix, const Problem& p) {
+  std::ostringstream name;
+  name << prefix << "/N:" << p.Nk << "/d:" << p.d
+       << "/causal:" << (p.causal == Causal::none ? 0 : 1) << "/f32";
+  return name.str();
+}
+
+// Only the newest row's memory is held: long sequences need most of the card.
+std::shared_ptr<void> newest;
+
+// poison(), run(copy), verdict(): measured by events around every single run.
+template <class Poison, class Once, class Verdict>
+void measure(benchmark::State& state, double flops, std::size_t extra_bytes, Int copies,
+             Poison poison, Once once, Verdict verdict) {
+  poison();
+  for (Int copy = 0; copy < copies; ++copy) once(copy);
+  FA_CUDA_CHECK(cudaDeviceSynchronize());
+  const std::string before = verdict();
+  if (!before.empty()) return state.SkipWithError(("wrong before timing: " + before).c_str());
+  poison();
+  cudaEvent_t begin, end;
+  FA_CUDA_CHECK(cudaEventCreate(&begin));
+  FA_CUDA_CHECK(cudaEventCreate(&end));
+  double roof = gpu_fma_peak();
+  Int copy = 0;
+  for (Int n = 0; n < copies; ++n) once(n);  // verdict() looks at the first copy
+  for (auto _ : state) {
+    FA_CUDA_CHECK(cudaEventRecord(begin));
+    once(copy);
+    FA_CUDA_CHECK(cudaEventRecord(end));
+    FA_CUDA_CHECK(cudaEventSynchronize(end));
+    float ms = 0;
+    FA_CUDA_CHECK(cudaEventElapsedTime(&ms, begin, end));
+    state.SetIterationTime(1e-3 * double(ms));
+    copy = (copy + 1) % copies;
+  }
+  roof = (roof + gpu_fma_peak()) / 2;
+  FA_CUDA_CHECK(cudaEventDestroy(begin));
+  FA_CUDA_CHECK(cudaEventDestroy(end));
+  const std::string after = verdict();
+  if (!after.empty()) return state.SkipWithError(("wrong after timing: " + after).c_str());
+  state.counters["flops"] =
+      benchmark::Counter(flops, benchmark::Counter::kIsIterationInvariantRate);
+  state.counters["roof"] = roof;
+  state.counters["extra_bytes"] = double(extra_bytes);
+}
+
+}  // namespace
+
+void needs_gpu() {
+  const std::string why_not = no_gpu();
+  if (!why_not.empty()) {
+    std::printf("skipped: %s\n", why_not.c_str());
+    std::exit(77);
+  }
+  cudaDeviceProp device;
+  FA_CUDA_CHECK(cudaGetDeviceProperties(&device, 0));
+  std::string machine;
+  for (char c : std::string(device.name))
+    machine += std::isalnum(static_cast<unsigned char>(c)) ? char(std::tolower(c)) : '-';
+  if (machine.rfind("nvidia-", 0) != 0) machine = "nvidia-" + machine;
+  int driver = 0, runtime = 0;
+  FA_CUDA_CHECK(cudaDriverGetVersion(&driver));
+  FA_CUDA_CHECK(cudaRuntimeGetVersion(&runtime));
+  describe_machine(machine, device.name,
+                   "sm_" + std::to_string(device.major) + std::to_string(device.minor),
+                   device.multiProcessorCount);
+  add_context("memory_bytes", std::to_string(device.totalGlobalMem));
+  add_context("cuda_driver", std::to_string(driver));
+  add_context("cuda_runtime", std::to_string(runtime));
+}
+
+void gpu_forward(
+    const std::string& prefix, const Problem& p, std::size_t scratch_bytes,
+    const std::function<void(const Problem&, const Forward<float>&, void*, cudaStream_t)>& f) {
+  add_row(row_name(prefix, p), [=](benchmark::State& state) {
+    newest.reset();
+    const auto x = std::make_shared<Prepared>(p, scratch_bytes);
+    newest = x;
+    measure(
+        state, forward_flops(p), scratch_bytes, x->copies,
+        [&] {
+          x->O.poison();
+          x->LSE.poison();
+        },
+        [&](Int copy) { f(p, x->tensors(copy), x->scratch.as<void>(), nullptr); },
+        [&] { return x->verdict(); });
+  })->UseManualTime();
+}
+
+void gpu_backward(
+    const std::string& prefix, const Problem& p, std::size_t scratch_bytes,
+    const std::function<void(const Problem&, const Forward<float>&, cudaStream_t)>& forward,
+    const std::function<void(const Problem&, const Backward<float>&, void*, cudaStream_t)>& f) {
+  add_row(row_name(prefix, p), [=](benchmark::State& state) {
+    newest.reset();
+    const auto x = std::make_shared<PreparedBackward>(p, scratch_bytes);
+    newest = x;
+    for (Int copy = 0; copy < x->copies; ++copy) forward(p, x->tensors(copy), nullptr);
+    FA_CUDA_CHECK(cudaDeviceSynchronize());
+    const std::string wrong = x->verdict();
+    if (!wrong.empty()) return state.SkipWithError(("the forward: " + wrong).c_str());
+    measure(
+        state, backward_flops(p), scratch_bytes, x->copies,
+        [&] {
+          x->dQ.poison();
+          x->dK.poison();
+          x->dV.poison();
+        },
+        [&](Int copy) { f(p, x->gradients(copy), x->scratch.as<void>(), nullptr); },
+        [&] { return x->gradient_verdict(); });
+  })->UseManualTime();
+}
+
+}  // namespace fa::bench

@@ -1,0 +1,31 @@
+// Benchmark rows on a GPU: timed by CUDA events, inputs in device memory, random, and rotated
+// through more than the L2 cache holds; verified against the oracle before and after timing.
+#pragma once
+#include <functional>
+#include <string>
+
+#include "common/core/cuda.hpp"
+#include "common/core/tensor.hpp"
+#include "common/harness/bench.hpp"
+
+namespace fa::bench {
+
+// To be called first by register_benchmarks(): where no GPU answers, prints why and ends the program
+// with exit code 77. Otherwise the results are those of this GPU.
+void needs_gpu();
+
+// One row "PREFIX/N:4096/d:64/causal:0/f32" (for B and H see the context). f puts one forward on the
+// stream; scratch_bytes of device memory are given to it and reported as extra memory. A row whose
+// memory cannot be had reports an error that says so.
+void gpu_forward(const std::string& prefix, const Problem& p, std::size_t scratch_bytes,
+                 const std::function<void(const Problem&, const Forward<float>&, void* scratch,
+                                          cudaStream_t)>& f);
+
+// The same for a backward; the forward that it needs is taken from `forward`, not timed.
+void gpu_backward(
+    const std::string& prefix, const Problem& p, std::size_t scratch_bytes,
+    const std::function<void(const Problem&, const Forward<float>&, cudaStream_t)>& forward,
+    const std::function<void(const Problem&, const Backward<float>&, void* scratch, cudaStream_t)>&
+        f);
+
+}  // namespace fa::bench
