@@ -1,4 +1,7 @@
 // From the public face to the lesson: check the arguments, then call it for every head.
+#include <cmath>
+#include <cstdint>
+
 #include "02_online_softmax/online_softmax.hpp"
 #include "common/core/check.hpp"
 
@@ -11,6 +14,14 @@ void forward(const Problem& p, const Forward<T>& t, const Options& options) {
   check_tensors("online_softmax", p, t);
   require(options.kernel == Kernel::rows || std::is_same_v<T, float>,
           "online_softmax: the kernel 'lanes' is for float; use Kernel::rows for double");
+  if (options.kernel == Kernel::lanes) {
+    require(p.Nk <= INT32_MAX, "online_softmax: the kernel 'lanes' takes at most ", INT32_MAX,
+            " keys, got Nk = ", p.Nk, "; use Kernel::rows");
+    // exp(s) = 2^(s log2 e), and that factor goes into the scale
+    require(std::isfinite(float(p.softmax_scale()) * 1.44269504f),
+            "online_softmax: the kernel 'lanes' needs scale * log2(e) to be finite in float, got ",
+            p.softmax_scale(), "; use Kernel::rows");
+  }
   for (std::int64_t b = 0; b < p.B; ++b)
     for (std::int64_t h = 0; h < p.Hq; ++h) {
       const auto Q = t.Q.rows(b, h, p.Nq, p.d);

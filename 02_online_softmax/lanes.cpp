@@ -24,7 +24,8 @@ void attention_lanes(const Rows<const float>& Q, const Rows<const float>& K,
              o = std::make_unique<Vec[]>(std::size_t(d));
 
   for (std::int64_t i0 = 0; i0 < Q.rows; i0 += W) {
-    // Lane r is row i0 + r and sees n[r] keys; lanes beyond the last row see none.
+    // Lane r is row i0 + r and sees n[r] keys; lanes beyond the last row see none. A lane has 32
+    // bits: entry.cpp refuses more keys than they can count.
     IntVec n{};
     for (int r = 0; r < W && i0 + r < Q.rows; ++r) {
       n[r] = int(mask.visible_keys(i0 + r));

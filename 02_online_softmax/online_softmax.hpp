@@ -1,4 +1,5 @@
-// Stage 02: softmax in one pass, and with it attention that never stores a row of scores.
+// Stage 02: the maximum and the sum of a softmax in one pass, and with them attention that never
+// stores a row of scores.
 #pragma once
 #include <cstdint>
 #include <limits>
@@ -38,8 +39,9 @@ struct Options {
 
 // O = softmax(scale Q K^T + mask) V and, if asked for, LSE. T: float or double.
 // Promises what stage 01 does, and extra memory that depends on d only: none for `rows`, 2 W d
-// floats for `lanes` with W lanes. Throws std::invalid_argument, before any write, for arguments
-// outside these promises.
+// floats for `lanes` with W lanes. `lanes` counts keys in 32 bits, Nk < 2^31, and multiplies the
+// scale by log2(e): the product must be finite in float. Throws std::invalid_argument, before any
+// write, for arguments outside these promises.
 template <class T>
 void forward(const Problem& p, const Forward<T>& t, const Options& options = {});
 

@@ -1,6 +1,8 @@
 // From the public face to the lessons: check the arguments, then share the tiles of queries of all
 // heads among the threads.
+#include <cmath>
 #include <memory>
+#include <string>
 #include <type_traits>
 
 #include "03_tiled_cpu/fast/fast.hpp"
@@ -21,15 +23,25 @@ void forward(const Problem& p, const Forward<T>& t, const Options& options) {
   const bool fast = options.kernel == Kernel::fast;
   require(!fast || std::is_same_v<T, float>,
           "tiled_cpu: the kernel 'fast' is for float; use Kernel::tiled for double");
+  // exp(s) = 2^(s log2 e), and that factor goes into the scale
+  require(!fast || std::isfinite(float(p.softmax_scale()) * 1.44269504f),
+          "tiled_cpu: the kernel 'fast' needs scale * log2(e) to be finite in float, got ",
+          p.softmax_scale(), "; use Kernel::tiled");
 
   // A task is one tile of queries of one head. All tiles of a head come one after the other, so
   // that its K and V stay in the cache; with a causal mask the longest come first.
   const std::int64_t Br = fast ? fast::block_rows : std::min(options.Br, p.Nq);
   const std::int64_t Bc = std::min(options.Bc, std::max<std::int64_t>(p.Nk, 1));
   const std::int64_t tiles = p.Nq > 0 ? (p.Nq + Br - 1) / Br : 0;
+  const std::int64_t tasks = p.B * p.Hq * tiles;
+  const std::size_t elements = fast ? fast::scratch_elements(p.d) : scratch_elements(Br, Bc, p.d);
+  const int threads = threads_for(tasks, options.threads);
+  check_memory("tiled_cpu",
+               std::to_string(threads) + " x " + std::to_string(elements) + " elements of scratch",
+               double(threads) * double(elements) * sizeof(T),
+               "use smaller tiles or fewer threads");
   const T scale = T(p.softmax_scale());
-  parallel_for(p.B * p.Hq * tiles, options.threads, [&] {
-    const std::size_t elements = fast ? fast::scratch_elements(p.d) : scratch_elements(Br, Bc, p.d);
+  parallel_for(tasks, threads, [&] {
     return [&, scratch = std::make_unique_for_overwrite<T[]>(elements)](std::int64_t task) {
       const std::int64_t b = task / tiles / p.Hq, h = task / tiles % p.Hq;
       const std::int64_t i0 = (tiles - 1 - task % tiles) * Br;

@@ -16,14 +16,15 @@ enum class Kernel {
 struct Options {
   Kernel kernel = Kernel::tiled;
   int threads = 0;                // 0: all cores
-  std::int64_t Br = 64, Bc = 64;  // tile of queries, tile of keys; any sizes >= 1. For `tiled` only
+  std::int64_t Br = 64, Bc = 64;  // tile of queries, tile of keys: 1 to 65536. For `tiled` only
 };
 
 // O = softmax(scale Q K^T + mask) V and, if asked for, LSE. T: float or double.
-// Promises what stage 02 does, tiles of any size, and threads: the result is the same, bit by bit,
-// for any number of them. Extra memory for each thread: Br Bc + Bc d + 2 Br elements (`tiled`); at
-// most 1 MiB for d <= 256 (`fast`). Throws std::invalid_argument, before any write, for arguments
-// outside these promises.
+// Promises what stage 02 does, tiles of these sizes, and threads: the result is the same, bit by
+// bit, for any number of them. Extra memory for each thread: Br Bc + Bc d + 2 Br elements, with
+// tiles clipped to Nq and Nk (`tiled`); at most 1 MiB for d <= 256 (`fast`). `fast` multiplies the
+// scale by log2(e): the product must be finite in float. Throws std::invalid_argument, before any
+// write, for arguments outside these promises, and if that memory is not there.
 template <class T>
 void forward(const Problem& p, const Forward<T>& t, const Options& options = {});
 

@@ -48,7 +48,9 @@ StageUnderTest rows() {
 StageUnderTest lanes() {
   StageUnderTest s = stage("lanes");
   s.promises.nan_tile = simd::W;  // lanes of one vector run over the same keys
-  s.promises.extra_bytes = [](const Problem& p) { return 4.0 * simd::W * (2.0 * double(p.d) + 8); };
+  s.promises.extra_bytes = [](const Problem& p) {
+    return 4.0 * 2 * simd::W * double(p.d) + 256;  // q and o, and what checking strides takes
+  };
   s.f32 = functions<float>(Kernel::lanes);
   return s;
 }
@@ -237,6 +239,51 @@ TEST(Lanes, DoubleIsRefusedInWords) {
   ForwardCase<double> c(spec, false);
   const auto call = c.call();
   EXPECT_THROW(online_softmax::forward(call.p, call.t, {Kernel::lanes}), std::invalid_argument);
+}
+
+// Empty, or the words of the refusal.
+std::string refusal(const Problem& p, const Forward<float>& t, Kernel kernel) {
+  try {
+    online_softmax::forward(p, t, {kernel});
+  } catch (const std::invalid_argument& e) {
+    return e.what();
+  }
+  return {};
+}
+
+// All keys are one row in memory: a row stride of 0 makes a long problem out of few numbers.
+TEST(Lanes, MoreKeysThan32BitsCountAreRefusedInWords) {
+  const float Q[2] = {1, 2}, K[2] = {3, 4}, V[2] = {5, 6};
+  float O[2] = {7, 8};
+  Problem p;
+  p.Nq = 1;
+  p.d = 2;
+  const Forward<float> t{{Q, 2, 2, 2}, {K, 2, 2, 0}, {V, 2, 2, 0}, {O, 2, 2, 2}, nullptr};
+  p.Nk = (Int(1) << 31) + 5;
+  EXPECT_NE(refusal(p, t, Kernel::lanes).find("got Nk = 2147483653"), std::string::npos);
+  EXPECT_EQ(O[0], 7);
+  p.Nk = 1000;
+  EXPECT_EQ(refusal(p, t, Kernel::lanes), "");
+  EXPECT_NEAR(O[0], 5, 1e-4);
+}
+
+// With Q = 0 every score is 0, unless the factor of the scores has become infinite: 0 * inf is NaN.
+TEST(Scale, ThatOverflowsOnlyInBase2IsTakenByRowsAndRefusedByLanes) {
+  Spec spec;
+  spec.p.Nq = 3;
+  spec.p.Nk = 5;
+  spec.p.d = 4;
+  spec.p.scale = 3e38;
+  ForwardCase<float> c(spec, true);
+  c.Q.fill([](auto...) { return 0.0; });
+  const auto call = c.call();
+  EXPECT_EQ(refusal(call.p, call.t, Kernel::rows), "");
+  EXPECT_EQ(c.verdict(), "");
+  EXPECT_NE(refusal(call.p, call.t, Kernel::lanes).find("scale * log2(e)"), std::string::npos);
+  Problem p = call.p;
+  p.scale = 2.3e38;
+  EXPECT_EQ(refusal(p, call.t, Kernel::lanes), "");
+  EXPECT_EQ(c.verdict(), "");
 }
 
 TEST(TinyProblem, MatchesTheChapter) {

@@ -2,9 +2,11 @@
 #include <gtest/gtest.h>
 #include <sys/resource.h>
 
+#include <chrono>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
+#include <thread>
 #include <vector>
 
 #include "00_naive/naive.hpp"
@@ -13,6 +15,7 @@
 #include "03_tiled_cpu/tiled_cpu.hpp"
 #include "common/core/parallel_for.hpp"
 #include "common/harness/cases.hpp"
+#include "common/harness/memory.hpp"
 #include "common/harness/sanitizer.hpp"
 #include "common/harness/stage.hpp"
 #include "common/harness/tiny.hpp"
@@ -43,12 +46,18 @@ StageUnderTest stage(const char* name, Options options) {
   if (options.kernel == Kernel::tiled) s.f64 = functions<double>(options);
   return s;
 }
+// Scratch of this many elements for each thread that can run when all cores may. malloc rounds what
+// it maps up to pages; a thread and the checks take a little.
+double scratch_bytes(const Problem& p, Int rows_in_a_task, std::size_t elements) {
+  const Int tasks = p.B * p.Hq * ((p.Nq + rows_in_a_task - 1) / rows_in_a_task);
+  return threads_for(tasks, 0) * (4.0 * double(elements) + 4096) + 4096;
+}
 // The default tiles, and tiles that are no multiple of anything.
 StageUnderTest tiled() {
   StageUnderTest s = stage("tiled", {});
   s.promises.nan_tile = 1;  // hidden columns of a diagonal tile are not used at all
   s.promises.extra_bytes = [](const Problem& p) {
-    return 2 * (4.0 * double(tiled_cpu::scratch_elements(64, 64, p.d)) + 4096);
+    return scratch_bytes(p, 64, tiled_cpu::scratch_elements(64, 64, p.d));
   };
   return s;
 }
@@ -62,8 +71,9 @@ StageUnderTest odd_tiles() {
 StageUnderTest fast() {
   StageUnderTest s = stage("fast", {Kernel::fast});
   s.promises.nan_tile = std::max<Int>(tiled_cpu::fast::Bc, tiled_cpu::fast::lanes);
-  s.promises.extra_bytes = [](const Problem& p) {  // malloc rounds what it maps up to pages
-    return 2 * (4.0 * double(tiled_cpu::fast::scratch_elements(p.d)) + 4096 + 4096);
+  s.promises.extra_bytes = [](const Problem& p) {
+    using namespace tiled_cpu::fast;
+    return scratch_bytes(p, block_rows, scratch_elements(p.d));
   };
   return s;
 }
@@ -71,9 +81,9 @@ const bool registered = register_conformance(tiled()) && register_conformance(od
                         register_conformance(fast());
 
 TEST(Tiles, EverySizeOfTileGivesTheSame) {
-  const Int tiles[] = {1, 2, 3, 16, 17, 64};
+  const Int tiles[] = {1, 3, 16, 17, 64, 100, 128};
   int n = 0;
-  for (Int N : {1, 15, 16, 17, 63, 64, 65, 127, 129})
+  for (Int N : {1, 15, 17, 64, 65, 129, 257})
     for (Int Br : tiles)
       for (Int Bc : tiles) {
         Spec spec;
@@ -88,6 +98,84 @@ TEST(Tiles, EverySizeOfTileGivesTheSame) {
         tiled_cpu::forward(c.p, c.call().t, options);
         ASSERT_EQ(c.verdict(), "") << spec.name() << " Br " << Br << " Bc " << Bc;
       }
+}
+
+TEST(Heads, EveryBatchEntryHasItsOwn) {
+  for (Kernel kernel : {Kernel::tiled, Kernel::fast}) {
+    Spec spec;
+    spec.p.B = 6;
+    spec.p.Hq = 2;
+    spec.p.Nq = spec.p.Nk = 70;
+    spec.p.d = 8;
+    spec.lengths = {70, 1, 69, 64, 35, 50};
+    ForwardCase<float> c(spec, true);
+    tiled_cpu::forward(c.p, c.call().t, {kernel});
+    EXPECT_EQ(c.verdict(), "");
+  }
+}
+
+// Four full groups of lanes and a part of a second block, with more components than a tile has
+// lanes; the scratch lies in front of canaries.
+TEST(Fast, StaysInsideItsScratch) {
+  namespace fast = tiled_cpu::fast;
+  Spec spec;
+  spec.p.Nq = spec.p.Nk = 330;
+  spec.p.d = 200;
+  spec.p.causal = Causal::top_left;
+  ForwardCase<float> c(spec, true);
+  const auto call = c.call();
+  const std::size_t inside = fast::scratch_elements(200);
+  std::vector<float> scratch(2 * inside, 77.0f);
+  for (Int i0 = 0; i0 < 330; i0 += fast::block_rows)
+    fast::attention_block(call.t.Q.rows(0, 0, 330, 200), call.t.K.rows(0, 0, 330, 200),
+                          call.t.V.rows(0, 0, 330, 200), float(call.p.softmax_scale()),
+                          Mask(call.p, 0), i0, scratch.data(), call.t.O.rows(0, 0, 330, 200),
+                          call.t.LSE);
+  EXPECT_EQ(c.verdict(), "");
+  for (std::size_t n = inside; n < scratch.size(); ++n) ASSERT_EQ(scratch[n], 77.0f) << n - inside;
+}
+
+// The groups of a block share its tiles, but a tile that a group does not see must not touch it:
+// 0 * NaN is NaN.
+TEST(Fast, HiddenNaNDoesNotCrossGroups) {
+  Spec spec;
+  spec.p.Nq = spec.p.Nk = 330;
+  spec.p.d = 8;
+  spec.p.causal = Causal::top_left;
+  ForwardCase<float> clean(spec, true);
+  tiled_cpu::forward(clean.p, clean.call().t, {Kernel::fast});
+  for (Int bad : {70, 200, 255, 256, 329})
+    for (char tensor : {'K', 'V'}) {
+      ForwardCase<float> dirty(spec, true);
+      auto& x = tensor == 'K' ? dirty.K : dirty.V;
+      const Array old = to_array(x);
+      x.fill(
+          [&](auto, auto, auto j, auto e) { return j == bad ? std::nan("") : old.at(0, 0, j, e); });
+      tiled_cpu::forward(dirty.p, dirty.call().t, {Kernel::fast});
+      for (Int i = 0; i < bad / 64 * 64; ++i)
+        for (Int e = 0; e < 8; ++e)
+          ASSERT_EQ(dirty.O.at(0, 0, i, e), clean.O.at(0, 0, i, e))
+              << "NaN in row " << bad << " of " << tensor << ", O row " << i;
+      for (Int i = bad; i < 330; ++i) ASSERT_TRUE(std::isnan(dirty.O.at(0, 0, i, 0)));
+    }
+}
+
+// Equal weights and values: the terms of a sum are all of one size, and a running sum would round
+// each of them to the digits that the sum so far has left for it.
+TEST(Fast, LongSumsKeepTheirDigits) {
+  Spec spec;
+  spec.p.Nq = 70;
+  spec.p.Nk = 8192;
+  spec.p.d = 5;
+  ForwardCase<float> c(spec, true);
+  c.Q.fill([](auto...) { return 0.0; });
+  c.V.fill([](auto...) { return 0.1; });
+  tiled_cpu::forward(c.p, c.call().t, {Kernel::fast});
+  double worst = 0;
+  c.O.for_each([&](auto b, auto h, auto i, auto x) {
+    worst = std::max(worst, std::fabs(double(c.O.at(b, h, i, x)) / double(0.1f) - 1));
+  });
+  EXPECT_LE(worst, 2e-6);
 }
 
 TEST(Threads, AnyNumberOfThemGivesTheSameBits) {
@@ -143,16 +231,98 @@ TEST(ParallelFor, RunsEveryTaskOnceAndPassesExceptionsOn) {
                std::runtime_error);
 }
 
+TEST(ParallelFor, NoTaskBeginsAfterAnException) {
+  std::atomic<bool> throwing{false};
+  std::atomic<int> begun{0};
+  EXPECT_THROW(parallel_for(5000, 2,
+                            [&] {
+                              return [&](Int task) {
+                                ++begun;
+                                if (task == 0) {
+                                  throwing = true;
+                                  throw std::runtime_error("zero");
+                                }
+                                while (!throwing) std::this_thread::yield();
+                                std::this_thread::sleep_for(std::chrono::milliseconds(1));
+                              };
+                            }),
+               std::runtime_error);
+  EXPECT_LT(begun, 5000);
+}
+
+#if !FA_SANITIZED  // a sanitizer reserves terabytes of address space
+// For a child process, because such a limit cannot be taken back.
+void limit_address_space(rlim_t MiB) {
+  const rlimit limit{MiB << 20, MiB << 20};
+  setrlimit(RLIMIT_AS, &limit);
+}
+
+// 128 MiB have no place for the stacks of 1000 threads.
+[[noreturn]] void a_thousand_threads_in_128_mib() {
+  static std::atomic<int> runs[2000];
+  std::atomic<int> workers{0};
+  limit_address_space(128);
+  parallel_for(2000, 1000, [&] {
+    ++workers;
+    return [](Int task) { ++runs[task]; };
+  });
+  for (const auto& n : runs)
+    if (n != 1) std::_Exit(8);
+  std::_Exit(workers < 1000 ? 7 : 9);
+}
+TEST(ParallelFor, GoesOnWithTheThreadsThatStart) {
+  EXPECT_EXIT(a_thousand_threads_in_128_mib(), testing::ExitedWithCode(7), "");
+}
+
+// One row of Q, K and V for all: only O is long.
+[[noreturn]] void tiles_of_16_gib_in_128_mib() {
+  const float one[1] = {1};
+  std::vector<float> O(65536);
+  Problem p;
+  p.Nq = p.Nk = 65536;
+  p.d = 1;
+  const View<const float> x{one, 1, 1, 0};
+  limit_address_space(128);
+  try {
+    const Forward<float> t{x, x, x, contiguous(O.data(), 1, 65536, 1), nullptr};
+    tiled_cpu::forward(p, t, {Kernel::tiled, 2, 65536, 65536});
+  } catch (const std::invalid_argument& e) {
+    std::fputs(e.what(), stderr);
+    std::_Exit(7);
+  }
+  std::_Exit(9);
+}
+TEST(Memory, TilesThatDoNotFitAreRefusedInWords) {
+  EXPECT_EXIT(tiles_of_16_gib_in_128_mib(), testing::ExitedWithCode(7),
+              "tiled_cpu: no memory for 1 x 4295163904 elements of scratch: 16384.8 MiB, but only "
+              "[0-9.]+ MiB "
+              "are free; use smaller tiles or fewer threads");
+}
+#endif
+
+// Tiles larger than the problem are clipped to it, and so is their memory.
+TEST(Memory, LargeTilesOfASmallProblemTakeLittle) {
+  if (peak_heap_bytes([] {}) < 0) GTEST_SKIP() << "malloc cannot be counted in this build";
+  Spec spec;
+  spec.p.Nq = spec.p.Nk = 64;
+  spec.p.d = 8;
+  ForwardCase<float> c(spec, true);
+  const auto call = c.call();
+  const auto bytes = peak_heap_bytes([&] {
+    tiled_cpu::forward(call.p, call.t, {Kernel::tiled, 1, 65536, 65536});
+  });
+  EXPECT_LE(bytes, Int(4 * tiled_cpu::scratch_elements(64, 64, 8) + 4096));
+  EXPECT_EQ(c.verdict(), "");
+}
+
 TEST(Memory, FastTakesAtMostOneMiBAThreadUpToD256) {
   EXPECT_LE(4 * tiled_cpu::fast::scratch_elements(256), std::size_t(1) << 20);
 }
 
-// 00 needs 488 MiB for its scores, this stage next to nothing. In a child process, because a limit
-// on the address space cannot be taken back.
+#if !FA_SANITIZED
+// 00 needs 488 MiB for its scores, this stage next to nothing.
 [[noreturn]] void eight_thousand_keys_in_128_mib() {
-  const rlim_t MiB = 1 << 20;
-  const rlimit limit{128 * MiB, 128 * MiB};
-  setrlimit(RLIMIT_AS, &limit);
+  limit_address_space(128);
   Problem p;
   p.Nq = p.Nk = 8000;
   p.d = 64;
@@ -177,14 +347,11 @@ TEST(Memory, FastTakesAtMostOneMiBAThreadUpToD256) {
   std::_Exit(9);
 }
 TEST(Memory, EightThousandKeysFitWhere00Refuses) {
-#if FA_SANITIZED
-  GTEST_SKIP() << "sanitizers reserve terabytes of address space";
-#else
   EXPECT_EXIT(
       eight_thousand_keys_in_128_mib(), testing::ExitedWithCode(7),
       "naive: no memory for 2 matrices of Nq x Nk: 488.3 MiB, but only [0-9.]+ MiB are free");
-#endif
 }
+#endif
 
 TEST(PreviousStage, AgreesWithStage02) {
   for (Causal mask : {Causal::none, Causal::top_left, Causal::bottom_right}) {
@@ -225,6 +392,26 @@ TEST(Options, BadOnesAreRefusedInWords) {
   options.Br = 0;
   refuses(options, "got 0 and 64");
   refuses({Kernel::fast}, "'fast' is for float");
+}
+
+// With Q = 0 every score is 0, unless the factor of the scores has become infinite: 0 * inf is NaN.
+TEST(Scale, ThatOverflowsOnlyInBase2IsTakenByTiledAndRefusedByFast) {
+  Spec spec;
+  spec.p.Nq = 3;
+  spec.p.Nk = 5;
+  spec.p.d = 4;
+  spec.p.scale = 3e38;
+  ForwardCase<float> c(spec, true);
+  c.Q.fill([](auto...) { return 0.0; });
+  const auto call = c.call();
+  tiled_cpu::forward(call.p, call.t);
+  EXPECT_EQ(c.verdict(), "");
+  try {
+    tiled_cpu::forward(call.p, call.t, {Kernel::fast});
+    ADD_FAILURE() << "accepted";
+  } catch (const std::invalid_argument& e) {
+    EXPECT_NE(std::string(e.what()).find("scale * log2(e)"), std::string::npos) << e.what();
+  }
 }
 
 TEST(TinyProblem, MatchesTheChapterInTilesOfTwo) {

@@ -236,14 +236,13 @@ Int available_memory() {
   return std::min({kib == unlimited ? unlimited : kib * 1024, cgroup_room(), ulimit_room()});
 }
 
-void check_memory(const char* who, const std::string& what, double bytes) {
+void check_memory(const char* who, const std::string& what, double bytes, const char* advice) {
   // Asking takes tens of microseconds, which would show in the time of a small problem.
   if (bytes < 64e6) return;
   const double available = static_cast<double>(available_memory());
   const double mib = 1024.0 * 1024.0;
   require(bytes <= available, std::fixed, std::setprecision(1), who, ": no memory for ", what, ": ",
-          bytes / mib, " MiB, but only ", available / mib,
-          " MiB are free; use a shorter sequence, or a stage that stores no scores");
+          bytes / mib, " MiB, but only ", available / mib, " MiB are free; ", advice);
 }
 
 }  // namespace fa

@@ -38,7 +38,8 @@ void check_tensors(const char* who, const Problem& p, const Backward<T>& t);
 std::int64_t available_memory();
 
 // For methods that need a lot: throws before the first byte is allocated.
-void check_memory(const char* who, const std::string& what, double bytes);
+void check_memory(const char* who, const std::string& what, double bytes,
+                  const char* advice = "use a shorter sequence, or a stage that stores no scores");
 
 namespace detail {
 

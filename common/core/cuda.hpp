@@ -53,18 +53,24 @@ inline std::string cuda_hint(cudaError_t code, const std::string& built, int dev
   }
 }
 
+// The architectures that this file is compiled for, like "750,900"; they differ from file to file.
+#define FA_TEXT_OF(...) #__VA_ARGS__
+#define FA_TEXT(...) FA_TEXT_OF(__VA_ARGS__)
 #ifdef __CUDA_ARCH_LIST__
-inline std::string built_for() {
-  std::string text;
-  for (int arch : {__CUDA_ARCH_LIST__}) text += (text.empty() ? "" : ", ") + capability(arch);
-  return text;
-}
+#define FA_BUILT_FOR FA_TEXT(__CUDA_ARCH_LIST__)
 #else
-inline std::string built_for() { return "unknown"; }
+#define FA_BUILT_FOR ""
 #endif
+inline std::string capabilities(const std::string& list) {
+  std::string text;
+  std::istringstream numbers(list);
+  for (std::string number; std::getline(numbers, number, ',');)
+    text += (text.empty() ? "" : ", ") + capability(std::atoi(number.c_str()));
+  return text.empty() ? "unknown" : text;
+}
 
 [[noreturn]] inline void throw_cuda_error(cudaError_t code, const std::string& what,
-                                          const char* file, int line) {
+                                          const char* file, int line, const char* built_for = "") {
   cudaGetLastError();  // an error that is not sticky must not be found by the next call
   int device = 0, major = 0, minor = 0;
   if (cudaGetDevice(&device) == cudaSuccess) {
@@ -73,18 +79,19 @@ inline std::string built_for() { return "unknown"; }
   }
   throw CudaError(code, what + " failed at " + file + ":" + std::to_string(line) + ": " +
                             cudaGetErrorString(code) + " (" + cudaGetErrorName(code) + ")" +
-                            cuda_hint(code, built_for(), 10 * major + minor));
+                            cuda_hint(code, capabilities(built_for), 10 * major + minor));
 }
 
 // After every launch: a bad configuration is reported here and nowhere else. FA_SYNC_CHECK=1 waits
 // for the kernel, so that what goes wrong inside it is reported under its name too.
-inline void check_launch(const char* kernel, const char* file, int line, cudaStream_t stream) {
-  if (const cudaError_t code = cudaGetLastError(); code != cudaSuccess)
-    throw_cuda_error(code, std::string("launch of ") + kernel, file, line);
+inline void check_launch(const char* kernel, const char* file, int line, const char* built_for,
+                         cudaStream_t stream) {
+  if (cudaError_t code = cudaGetLastError(); code != cudaSuccess)
+    throw_cuda_error(code, std::string("launch of ") + kernel, file, line, built_for);
   static const char* const wait = std::getenv("FA_SYNC_CHECK");
   if (!wait || std::strcmp(wait, "1") != 0) return;
   if (const cudaError_t code = cudaStreamSynchronize(stream); code != cudaSuccess)
-    throw_cuda_error(code, std::string("kernel ") + kernel, file, line);
+    throw_cuda_error(code, std::string("kernel ") + kernel, file, line, built_for);
 }
 
 // FA_CUDA_CHECK(cudaMemcpy(...)): throws fa::CudaError unless the call returns cudaSuccess.
@@ -100,13 +107,13 @@ inline void check_launch(const char* kernel, const char* file, int line, cudaStr
 #define FA_LAUNCH(kernel, grid, block, shared_bytes, stream, ...)                             \
   do {                                                                                        \
     ::fa::emulator::launch(#kernel, grid, block, shared_bytes, [&] { kernel(__VA_ARGS__); }); \
-    ::fa::check_launch(#kernel, __FILE__, __LINE__, stream);                                  \
+    ::fa::check_launch(#kernel, __FILE__, __LINE__, FA_BUILT_FOR, stream);                    \
   } while (false)
 #else
-#define FA_LAUNCH(kernel, grid, block, shared_bytes, stream, ...) \
-  do {                                                            \
-    kernel<<<grid, block, shared_bytes, stream>>>(__VA_ARGS__);   \
-    ::fa::check_launch(#kernel, __FILE__, __LINE__, stream);      \
+#define FA_LAUNCH(kernel, grid, block, shared_bytes, stream, ...)          \
+  do {                                                                     \
+    kernel<<<grid, block, shared_bytes, stream>>>(__VA_ARGS__);            \
+    ::fa::check_launch(#kernel, __FILE__, __LINE__, FA_BUILT_FOR, stream); \
   } while (false)
 #endif
 

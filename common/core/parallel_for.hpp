@@ -10,15 +10,21 @@
 
 namespace fa {
 
+// How many threads parallel_for asks for: as many as given, 0 for all cores, never more than tasks.
+inline int threads_for(std::int64_t tasks, int threads) {
+  if (threads <= 0) threads = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
+  return static_cast<int>(std::min<std::int64_t>(threads, tasks));
+}
+
 // Calls worker(task) once for every task in [0, tasks), where each thread makes its own worker by
 // make_worker(): what a worker owns (scratch memory) belongs to one thread and is first touched by
-// it.
-// Tasks are handed out in order, one at a time, so a late thread does not hold up the others.
-// threads: 0 for all cores. An exception of a worker is thrown here, after all threads have ended.
+// it. Tasks are handed out in order, one at a time, so a late thread does not hold up the others.
+// If the system gives fewer threads than asked for, those that started do all the tasks. After an
+// exception of make_worker or of a worker no further task begins; it is thrown here, once all
+// threads have ended.
 template <class MakeWorker>
 void parallel_for(std::int64_t tasks, int threads, const MakeWorker& make_worker) {
-  if (threads <= 0) threads = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
-  threads = static_cast<int>(std::min<std::int64_t>(threads, tasks));
+  threads = threads_for(tasks, threads);
   std::atomic<std::int64_t> next{0};
   std::exception_ptr error;
   std::mutex error_mutex;
@@ -34,7 +40,12 @@ void parallel_for(std::int64_t tasks, int threads, const MakeWorker& make_worker
     }
   };
   std::vector<std::thread> others;
-  for (int t = 1; t < threads; ++t) others.emplace_back(work);
+  try {
+    for (int t = 1; t < threads; ++t) others.emplace_back(work);
+  } catch (const std::exception&) {
+    // No more threads, or no memory for one. Leaving now would destroy threads that still run,
+    // which ends the program; and this thread alone could do all the tasks.
+  }
   if (tasks > 0) work();
   for (std::thread& thread : others) thread.join();
   if (error) std::rethrow_exception(error);
