@@ -103,7 +103,7 @@ __global__ void __launch_bounds__(threads, D <= 64 ? 4 : 2)
 
     // (3) S_ij = scale Q_i K_j^T
     float s[TR][TK] = {};
-    // [step 04.4: add to s[i][j] the products of four columns x of row r0 + 4 i of Q_i and key tx + 8 j (9 lines)]
+    // [step 04.4: add to s[i][j] row r0 + 4 i of Q_i times key tx + 8 j, columns x to x + 3 (14 lines)]
 #pragma unroll 2
     for (int x = 0; x < D; x += 4) {
       float4 q[TR];
@@ -155,7 +155,7 @@ __global__ void __launch_bounds__(threads, D <= 64 ? 4 : 2)
     __syncthreads();  // V_j is complete (and so is P_ij)
 
     // (6) O_i = exp(m - m_new) O_i + P_ij V_j
-    // [step 04.5: add to o[i][y] the products of keys c ... c + 3 (15 lines)]
+    // [step 04.5: add to o[i][y] the products of keys c ... c + 3 (16 lines)]
 #pragma unroll 2
     for (int c = 0; c < Bc; c += 4) {
       float4 weight[TR];
@@ -206,13 +206,14 @@ bool aligned(const View<T>& v) {
 
 template <int D>
 void launch(const Problem& p, const Forward<float>& t, float scale, cudaStream_t stream) {
-  const auto kernel = register_tiled_kernel<D>;
+  const auto register_tiled = register_tiled_kernel<D>;
   const std::size_t bytes = Tile<D>::shared_bytes;
-  allow_shared_memory(kernel, bytes);
+  allow_shared_memory(register_tiled, bytes);
   const std::int64_t blocks = p.B * p.Hq * ((p.Nq + Tile<D>::Br - 1) / Tile<D>::Br);
   const bool vectorised =
       p.d % 4 == 0 && aligned(t.Q) && aligned(t.K) && aligned(t.V) && aligned(t.O);
-  FA_LAUNCH(kernel, dim3(unsigned(blocks)), dim3(threads), bytes, stream, p, t, scale, vectorised);
+  FA_LAUNCH(register_tiled, dim3(unsigned(blocks)), dim3(threads), bytes, stream, p, t, scale,
+            vectorised);
 }
 
 }  // namespace

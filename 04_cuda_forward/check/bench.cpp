@@ -1,4 +1,7 @@
-// The kernels against each other and against the baseline that stores the scores. B = 4, H = 8.
+// The kernels against each other and against the baseline that stores the scores; B = 4, H = 8. The
+// side trail of stage 03 runs on all cores of the same machine, with B = 1.
+#include <thread>
+#include "03_tiled_cpu/tiled_cpu.hpp"
 #include "04_cuda_forward/cuda_forward.hpp"
 #include "common/harness/gpu_bench.hpp"
 
@@ -22,5 +25,13 @@ void fa::bench::register_benchmarks(Size size) {
                                cudaStream_t stream) {
                         cuda_forward::forward(q, t, {kernel, stream, scratch});
                       });
+        if (N > 4096) continue;
+        p.B = 1;
+        forward<float>(
+            "stage03/forward/fast", p,
+            [](const Problem& q, const Forward<float>& t) {
+              tiled_cpu::forward(q, t, {tiled_cpu::Kernel::fast});
+            },
+            int(std::thread::hardware_concurrency()));
       }
 }

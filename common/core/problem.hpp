@@ -52,6 +52,13 @@ struct Mask {
     return clamp(causal == Causal::top_left ? i + 1 : i + 1 + Nk - Nq, length);
   }
 
+  // The first row that sees key j, Nq if none does: rows [first_row(j), Nq) are those that see it.
+  FA_HOST_DEVICE std::int64_t first_row(std::int64_t j) const {
+    if (j >= length) return Nq;
+    if (causal == Causal::none) return 0;
+    return clamp(causal == Causal::top_left ? j : j - Nk + Nq, Nq);
+  }
+
  private:
   FA_HOST_DEVICE static std::int64_t clamp(std::int64_t x, std::int64_t top) {
     return x < 0 ? 0 : x > top ? top : x;

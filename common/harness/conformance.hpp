@@ -45,8 +45,8 @@ class Run {
   // body(T()) for each promised type.
   template <class Body>
   void each_type(Body body) {
-    if (stage_.f32.forward) body(float());
-    if (stage_.f64.forward) body(double());
+    if (stage_.f32.forward || stage_.f32.backward) body(float());
+    if (stage_.f64.forward || stage_.f64.backward) body(double());
   }
   template <class T>
   const Functions<T>& functions() const {

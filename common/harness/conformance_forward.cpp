@@ -19,7 +19,9 @@ using Int = std::int64_t;
 using Kind = Data::Kind;
 constexpr double infinity = std::numeric_limits<double>::infinity();
 
-bool always(const StageUnderTest& s) { return s.f32.forward || s.f64.forward; }
+bool always(const StageUnderTest& s) {
+  return s.promises.tests_forward && (s.f32.forward || s.f64.forward);
+}
 
 std::vector<Causal> masks(const Run& run) {
   if (!run.promises().causal) return {Causal::none};
@@ -654,7 +656,7 @@ void fuzz(Run& run) {
 }  // namespace
 
 std::vector<Family> forward_families() {
-  const auto with_masks = [](const StageUnderTest& s) { return s.promises.causal; };
+  const auto with_masks = [](const StageUnderTest& s) { return always(s) && s.promises.causal; };
   return {
       {"Sizes", "plain problems of awkward sizes, against the double-precision oracle", always,
        sizes},
@@ -677,17 +679,17 @@ std::vector<Family> forward_families() {
       {"MaskedRows", "a row that sees no key: O = 0 exactly, LSE = -infinity, never NaN",
        with_masks, masked_rows},
       {"KeyLengths", "keys at or past the length are not seen, whatever they hold",
-       [](const StageUnderTest& s) { return s.promises.key_lengths; }, lengths},
+       [](const StageUnderTest& s) { return always(s) && s.promises.key_lengths; }, lengths},
       {"ClampedLengths", "a key length below 0 means no key, one above Nk means all",
        [](const StageUnderTest& s) {
-         return s.promises.key_lengths && !s.promises.rejects_lengths;
+         return always(s) && s.promises.key_lengths && !s.promises.rejects_lengths;
        },
        clamped_lengths},
       {"LargeOffsets", "addresses are computed with 64 bits",
        [](const StageUnderTest& stage) { return always(stage) && stage.promises.host_memory; },
        large_offsets},
       {"Memory", "no more memory than promised",
-       [](const StageUnderTest& s) { return bool(s.promises.extra_bytes); }, memory},
+       [](const StageUnderTest& s) { return always(s) && bool(s.promises.extra_bytes); }, memory},
       {"Errors", "bad arguments and what is not promised are refused in words, before any write",
        always, errors},
       {"Fuzz", "random problems within the promises", always, fuzz},

@@ -364,6 +364,8 @@ const char* cudaGetErrorString(cudaError_t code) {
       return "out of memory";
     case cudaErrorInvalidConfiguration:
       return "invalid configuration argument";
+    case cudaErrorMisalignedAddress:
+      return "misaligned address";
     default:
       return "an error that the emulator never returns";
   }
@@ -378,6 +380,8 @@ const char* cudaGetErrorName(cudaError_t code) {
       return "cudaErrorMemoryAllocation";
     case cudaErrorInvalidConfiguration:
       return "cudaErrorInvalidConfiguration";
+    case cudaErrorMisalignedAddress:
+      return "cudaErrorMisalignedAddress";
     default:
       return "cudaErrorUnknown";
   }

@@ -66,6 +66,9 @@ class Lesson:
 
     def quotation(self, region: Region) -> str:
         body = unmarked(self.lines[region.first + 1:region.last])
+        for at in range(len(body) - 2, -1, -1):     # a pragma stands at column 0: move it to its loop
+            if body[at].startswith("#pragma"):
+                body[at] = body[at + 1][:len(body[at + 1]) - len(body[at + 1].lstrip())] + body[at]
         return textwrap.dedent("\n".join(body)).strip("\n")
 
     def skeleton(self) -> str:

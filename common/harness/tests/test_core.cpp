@@ -31,6 +31,11 @@ TEST(Mask, AgreesWithTheOraclesOwnPredicateForAllSmallSizes) {
         for (Int length = -1; length <= Nk; ++length) {
           Problem p = shape(Nq, Nk, c);
           if (length >= 0) p.key_lengths = &length;
+          for (Int j = 0; j < Nk; ++j) {
+            Int first = 0;
+            while (first < Nq && !harness::sees(p, 0, first, j)) ++first;
+            ASSERT_EQ(Mask(p, 0).first_row(j), first) << "Nq " << Nq << " Nk " << Nk << " j " << j;
+          }
           Int before = 0;
           for (Int i = 0; i < Nq; ++i) {
             const Int n = visible_keys(p, 0, i);

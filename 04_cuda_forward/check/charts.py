@@ -1,0 +1,56 @@
+"""The charts and the table of stage 04: speed against the baseline and PyTorch, and memory."""
+
+from figure import Bound, Chart, Line, Lines, Point, Table, line, significant
+from results import Results, Spread, group, median, ratio
+
+KERNELS = {"baseline": ("04 baseline", "previous"), "tiled": ("04 tiled", "this"),
+           "register_tiled": ("04 register_tiled", "this")}
+PEERS = {"memory_efficient": "PyTorch, memory-efficient", "math": "PyTorch, math"}
+HEADS = 32  # B Hq, as in bench.cpp
+GIB = 1 / 2**30
+
+
+def charts(r: Results) -> list[Chart | Table]:
+    def rows(variant: str, d: int, causal: int, stage: str = "stage04") -> list:
+        return r.select(stage=stage, what="forward", variant=variant, d=d, causal=causal, dtype="f32")
+
+    def panel(d: int, causal: int) -> Lines:
+        lines = [line(label, rows(variant, d, causal), "flops", scale=1e-12, role=role)
+                 for variant, (label, role) in KERNELS.items()]
+        lines += [line(label, rows(variant, d, causal, "peer"), "flops", scale=1e-12, role="peer")
+                  for variant, label in PEERS.items() if rows(variant, d, causal, "peer")]
+        cpu = rows("fast", d, causal, "stage03")
+        if cpu:
+            lines.append(line("03 fast, all CPU cores", cpu, "flops", scale=1e-12, role="previous"))
+        roof = median(rows("register_tiled", d, causal)[:1], "roof") * 1e-12
+        return Lines(f"TFLOP/s, d = {d}, {'causal' if causal else 'no mask'}", lines,
+                     "N, sequence length (B = 4, H = 8)", bounds=[Bound("FMA peak", roof)])
+
+    speed = Chart("speed", "The same loop on a GPU", [panel(64, 0), panel(128, 0)])
+    causal = Chart("causal", "The same loop on a GPU, with a causal mask", [panel(64, 1), panel(128, 1)])
+
+    def gib(label: str, variant: str, role: str, d: int) -> Line:
+        points = []
+        for n, some in group(rows(variant, d, 0), "N").items():
+            total = GIB * (4 * 4 * HEADS * n * d + median(some, "extra_bytes"))
+            points.append(Point(n, Spread(total, total, total)))
+        return Line(label, points, role)
+
+    memory = Chart("memory", "Device memory: tensors and scratch", [
+        Lines(f"GiB, d = {d}", [gib("baseline", "baseline", "previous", d), gib("tiled, register_tiled", "tiled", "this", d)],
+              "N, sequence length (B = 4, H = 8)") for d in (64, 128)])
+
+    table_rows = []
+    for d in (64, 128):
+        for masked in (0, 1):
+            by = {v: group(rows(v, d, masked), "N") for v in KERNELS}
+            peer = {v: group(rows(v, d, masked, "peer"), "N") for v in (*PEERS, "register_tiled")}
+            for n in by["register_tiled"]:
+                speeds = [significant(1e-12 * median(by[v][n], "flops")) for v in KERNELS]
+                against = significant(ratio(by["baseline"][n], by["register_tiled"][n], "time").mid) + "×"
+                beside = [significant(ratio(peer[v][n], peer["register_tiled"][n], "time").mid) + "×"
+                          if n in peer[v] and n in peer["register_tiled"] else "–" for v in PEERS]
+                table_rows.append([f"{d}", "causal" if masked else "none", f"{n:g}", *speeds, against, *beside])
+    table = Table("speed", ["d", "mask", "N", "baseline", "tiled", "register_tiled (TFLOP/s)", "than baseline",
+                            "than PyTorch memory-efficient", "than PyTorch math"], table_rows)
+    return [speed, causal, memory, table]

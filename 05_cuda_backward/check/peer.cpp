@@ -1,0 +1,1 @@
+#include "common/harness/peers/peer.hpp"

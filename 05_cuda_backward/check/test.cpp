@@ -1,0 +1,328 @@
+// Tests of stage 05. The same file is built twice: for the GPU, and with FA_EMULATED for the CPU.
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "03_tiled_cpu/tiled_cpu.hpp"
+#include "04_cuda_forward/cuda_forward.hpp"
+#include "05_cuda_backward/cuda_backward.hpp"
+#include "common/harness/cases.hpp"
+#include "common/harness/gpu_test.hpp"
+#include "common/harness/stage.hpp"
+#include "common/harness/tiny.hpp"
+
+namespace {
+
+using namespace fa;
+using namespace fa::harness;
+using namespace fa::cuda_backward;
+using Int = std::int64_t;
+
+// What a call needs from the caller beside tensors: scratch, for as long as the work runs.
+void run_on_gpu(const Problem& p, const Backward<float>& t, Options options) {
+  const DeviceMemory scratch(scratch_bytes(p, options));
+  options.scratch = scratch.as<void>();
+  backward(p, t, options);
+  FA_CUDA_CHECK(cudaDeviceSynchronize());
+}
+
+StageUnderTest on_gpu(const std::string& name, const Options& options) {
+  StageUnderTest s;
+  s.name = name;
+  s.promises.max_d = max_d;
+  s.promises.causal = true;
+  s.promises.key_lengths = true;
+  s.promises.rejects_lengths = false;
+  s.promises.large_scores = true;
+  s.promises.host_memory = false;
+  s.promises.deterministic_backward = options.kernel == Kernel::two_kernels;
+  s.f32.backward = on_gpu_backward<float>(
+      [options](const Problem& p, const Backward<float>& t) { run_on_gpu(p, t, options); });
+  s.effort = gpu_effort();
+  s.unavailable = no_gpu;
+  return s;
+}
+
+#ifdef FA_EMULATED
+template <class T>
+Functions<T> on_cpu(CpuOptions options) {
+  return {
+      on_host_forward<T>([](const Problem& p, const Forward<T>& t) { tiled_cpu::forward(p, t); }),
+      on_host_backward<T>(
+          [options](const Problem& p, const Backward<T>& t) { backward_on_cpu(p, t, options); })};
+}
+StageUnderTest plain(const char* name, CpuOptions options) {
+  StageUnderTest s;
+  s.name = name;
+  s.promises.causal = true;
+  s.promises.key_lengths = true;
+  s.promises.large_scores = true;
+  s.promises.tests_forward = false;
+  s.promises.extra_bytes_backward = [](const Problem& p) {
+    return 4.0 * double(p.Nq) * 64 + 65536;  // D, for each thread; no scores
+  };
+  s.f32 = on_cpu<float>(options);
+  s.f64 = on_cpu<double>(options);
+  return s;
+}
+const bool registered_on_cpu =
+    register_conformance(plain("plain", {})) && register_conformance(plain("odd_tiles", {3, 7, 5}));
+#endif
+
+const bool registered =
+    register_conformance(on_gpu("two_kernels", {})) &&
+    register_conformance(on_gpu("with_dq", {Kernel::two_kernels, Delta::with_dq})) &&
+    register_conformance(on_gpu("in_loop", {Kernel::two_kernels, Delta::in_loop})) &&
+    register_conformance(on_gpu("atomic", {Kernel::atomic}));
+
+Spec spec(Int Nq, Int Nk, Int d, Causal causal = Causal::none) {
+  Spec s;
+  s.p.Nq = Nq;
+  s.p.Nk = Nk;
+  s.p.d = d;
+  s.p.causal = causal;
+  return s;
+}
+std::string refusal(const std::function<void()>& f) {
+  try {
+    f();
+  } catch (const std::invalid_argument& e) {
+    return e.what();
+  }
+  return "accepted";
+}
+
+class Gpu : public GpuTest {};
+
+// ---- the saved context ----------------------------------------------------------------------------
+
+// A training step: a forward, what it leaves in the context, a backward.
+TEST_F(Gpu, TheForwardsContextIsAllThatTheBackwardNeeds) {
+  for (Causal mask : {Causal::none, Causal::top_left, Causal::bottom_right}) {
+    BackwardCase<float> c(spec(70, 90, 64, mask));
+    // The oracle's O and LSE are thrown away: stage 04 has to provide them.
+    c.O.poison();
+    c.LSE.poison();
+    const DeviceCopy copy(c.call().storage);
+    const Backward<float> t = on_device(copy, c.call().t);
+    const View<float> O{const_cast<float*>(t.O.data), t.O.batch, t.O.head, t.O.row};
+    const Forward<float> forward{t.Q, t.K, t.V, O, const_cast<float*>(t.LSE)};
+    cuda_forward::forward(c.p, forward);
+    const Context<float> context(c.p, forward);
+    run_on_gpu(context.p, context.with(t.dO, t.dQ, t.dK, t.dV), {});
+    copy.copy_back();
+    const BackwardOracle want =
+        oracle_backward(c.p, to_array(c.Q), to_array(c.K), to_array(c.V), to_array(c.dO));
+    const auto check = [&](const char* name, Buffer<float>& got, const Array& wanted) {
+      double largest = 0;
+      for (double x : wanted.data) largest = std::max(largest, std::fabs(x));
+      Comparison same(name);
+      got.for_each([&](auto b, auto h, auto i, auto x) {
+        same.add(b, h, i, x, double(got.at(b, h, i, x)), wanted.at(b, h, i, x),
+                 gradient_tolerance<float>(want.A, largest, want.noise));
+      });
+      EXPECT_EQ(same.report(), "");
+    };
+    check("dQ", c.dQ, want.dQ);
+    check("dK", c.dK, want.dK);
+    check("dV", c.dV, want.dV);
+  }
+}
+
+TEST(Context, WantsTheLogSumExp) {
+  ForwardCase<float> c(spec(2, 2, 2), false);
+  EXPECT_NE(refusal([&] { Context<float>(c.p, c.call().t); }).find("not asked for LSE"),
+            std::string::npos);
+}
+
+// ---- delta, and the choice of who computes it -----------------------------------------------------
+
+// The small kernel, by itself: D_i = dO_i . O_i.
+TEST_F(Gpu, DeltaIsTheRowSum) {
+  Spec s = spec(37, 5, 59);
+  s.p.B = 2;
+  s.p.Hq = 2;
+  s.p.Hkv = 2;
+  BackwardCase<float> c(s);
+  const DeviceCopy copy(c.call().storage);
+  const DeviceMemory D(sizeof(float) * 2 * 2 * 37);
+  launch_delta(c.p, on_device(copy, c.call().t), D.as<float>(), nullptr);
+  std::vector<float> got(2 * 2 * 37);
+  FA_CUDA_CHECK(cudaMemcpy(got.data(), D.as<void>(), D.bytes(), cudaMemcpyDeviceToHost));
+  for (Int row = 0; row < 2 * 2 * 37; ++row) {
+    double want = 0, size = 0;
+    for (Int x = 0; x < 59; ++x) {
+      const double term = double(c.dO.at(row / 74, row / 37 % 2, row % 37, x)) *
+                          double(c.O.at(row / 74, row / 37 % 2, row % 37, x));
+      want += term;
+      size += std::fabs(term);
+    }
+    EXPECT_NEAR(got[std::size_t(row)], want, 1e-6 * size) << "row " << row;
+  }
+}
+
+TEST_F(Gpu, ScratchIsWhatTheMethodNeeds) {
+  Problem p = spec(100, 80, 8).p;
+  p.B = 3;
+  p.Hq = 4;
+  p.Hkv = 4;
+  EXPECT_EQ(scratch_bytes(p, {}), 4u * 3 * 4 * 100);
+  EXPECT_EQ(scratch_bytes(p, {Kernel::two_kernels, Delta::in_loop}), 0u);
+  EXPECT_EQ(scratch_bytes(p, {Kernel::stored}), 2u * 4 * 3 * 4 * 100 * 80);
+  BackwardCase<float> c(spec(4, 4, 4));
+  EXPECT_NE(refusal([&] { backward(c.p, c.call().t); }).find("scratch_bytes() = 16"),
+            std::string::npos);
+}
+
+// The kernel with atomics differs from run to run, if at all, by rounding.
+TEST_F(Gpu, AtomicSpreadIsRoundingOnly) {
+  BackwardCase<float> first(spec(130, 300, 64)), again(spec(130, 300, 64));
+  const auto f = on_gpu_backward<float>(
+      [](const Problem& p, const Backward<float>& t) { run_on_gpu(p, t, {Kernel::atomic}); });
+  f(first.call());
+  double largest = 0, spread = 0;
+  for (int n = 0; n < 10; ++n) {
+    f(again.call());
+    first.dQ.for_each([&](auto b, auto h, auto i, auto x) {
+      const double u = double(first.dQ.at(b, h, i, x)), v = double(again.dQ.at(b, h, i, x));
+      largest = std::max(largest, std::fabs(u));
+      spread = std::max(spread, std::fabs(u - v));
+    });
+  }
+  EXPECT_LE(spread, 1e-5 * largest);
+  std::printf("largest difference of dQ between runs: %.1e of the largest element\n",
+              spread / largest);
+}
+
+// ---- against others -------------------------------------------------------------------------------
+
+TEST_F(Gpu, AgreesWithTheCpu) {
+  for (Causal mask : {Causal::none, Causal::top_left, Causal::bottom_right}) {
+    BackwardCase<float> x(spec(70, 90, 64, mask)), y(spec(70, 90, 64, mask));
+    backward_on_cpu(x.p, x.call().t);
+    on_gpu_backward<float>(
+        [](const Problem& p, const Backward<float>& t) { run_on_gpu(p, t, {}); })(y.call());
+    const auto check = [](const char* name, Buffer<float>& u, Buffer<float>& v) {
+      Comparison same(name);
+      u.for_each([&](auto b, auto h, auto i, auto e) {
+        same.add(b, h, i, e, double(v.at(b, h, i, e)), double(u.at(b, h, i, e)), 1e-4);
+      });
+      EXPECT_EQ(same.report(), "");
+    };
+    check("dQ", x.dQ, y.dQ);
+    check("dK", x.dK, y.dK);
+    check("dV", x.dV, y.dV);
+  }
+}
+
+TEST_F(Gpu, MoreHeadsThanAGridHasAlongY) {
+#ifdef FA_EMULATED
+  constexpr Int many = 100;
+#else
+  constexpr Int many = 65537;
+#endif
+  Spec s = spec(2, 3, 8);
+  s.p.Hq = s.p.Hkv = many;
+  BackwardCase<float> c(s);
+  on_gpu_backward<float>([](const Problem& p, const Backward<float>& t) { run_on_gpu(p, t, {}); })(
+      c.call());
+  EXPECT_EQ(c.verdict(), "");
+}
+
+// Forward and backward on the GPU, the derivative along a direction by differences. Loose, because
+// it is taken in fp32; every element is checked in double on the CPU (plain.GradientCheck).
+TEST_F(Gpu, TheBackwardIsTheDerivativeOfTheForward) {
+  BackwardCase<float> c(spec(40, 50, 32, Causal::top_left));
+  on_gpu_backward<float>([](const Problem& p, const Backward<float>& t) { run_on_gpu(p, t, {}); })(
+      c.call());
+  const auto loss = [&](double step) {
+    ForwardCase<float> f(spec(40, 50, 32, Causal::top_left), false);
+    const auto move = [&](Buffer<float>& to, const Buffer<float>& from, const Buffer<float>& way) {
+      to.fill([&](auto b, auto h, auto i, auto x) {
+        return double(from.at(b, h, i, x)) + step * double(way.at(b, h, i, x));
+      });
+    };
+    move(f.Q, c.Q, c.dQ);
+    move(f.K, c.K, c.dK);
+    move(f.V, c.V, c.dV);
+    on_gpu_forward<float>(
+        [](const Problem& p, const Forward<float>& t) { cuda_forward::forward(p, t); })(f.call());
+    double sum = 0;
+    f.O.for_each([&](auto b, auto h, auto i, auto x) {
+      sum += double(f.O.at(b, h, i, x)) * double(c.dO.at(b, h, i, x));
+    });
+    return sum;
+  };
+  double squared = 0;  // along the gradient, the derivative is its squared length
+  for (Buffer<float>* g : {&c.dQ, &c.dK, &c.dV})
+    g->for_each([&](auto b, auto h, auto i, auto x) {
+      squared += double(g->at(b, h, i, x)) * double(g->at(b, h, i, x));
+    });
+  const double h = 1e-3;
+  EXPECT_NEAR((loss(h) - loss(-h)) / (2 * h), squared, 1e-2 * squared);
+}
+
+// ---- errors ---------------------------------------------------------------------------------------
+
+TEST_F(Gpu, RefusesOtherTypesThanFloat) {
+  BackwardCase<double> c(spec(2, 2, 2));
+  EXPECT_NE(refusal([&] { backward(c.p, c.call().t); }).find("float, got elements of 8"),
+            std::string::npos);
+}
+
+TEST_F(Gpu, SaysHowMuchSharedMemoryIsMissing) {
+  BackwardCase<float> c(spec(2, 2, 128));
+  const std::string why = unsupported(c.p, c.call().t, {});
+  EXPECT_EQ(why.empty(), shared_bytes(128) <= shared_memory_limit()) << why;
+}
+
+#ifdef FA_EMULATED
+TEST(Plain, AnyNumberOfThreadsGivesTheSameBits) {
+  Spec s = spec(50, 60, 16, Causal::top_left);
+  s.p.B = 2;
+  s.p.Hq = 6;
+  s.p.Hkv = 3;
+  BackwardCase<double> one(s), many(s);
+  backward_on_cpu(one.p, one.call().t, {1});
+  for (int threads : {2, 5, 0}) {
+    backward_on_cpu(many.p, many.call().t, {threads});
+    int different = 0;
+    for (auto [x, y] : {std::pair{&one.dQ, &many.dQ}, {&one.dK, &many.dK}, {&one.dV, &many.dV}})
+      x->for_each([&, u = x, v = y](auto b, auto h, auto i, auto e) {
+        different += !(u->at(b, h, i, e) == v->at(b, h, i, e));
+      });
+    EXPECT_EQ(different, 0) << threads << " threads";
+  }
+}
+TEST(Stored, IsRefusedWhereThereIsNoCublas) {
+  BackwardCase<float> c(spec(2, 2, 2));
+  EXPECT_NE(refusal([&] { backward(c.p, c.call().t, {Kernel::stored}); }).find("needs cuBLAS"),
+            std::string::npos);
+}
+#else
+class Stored : public GpuTest {};
+
+TEST_F(Stored, AgreesWithTheOracle) {
+  for (Causal mask : {Causal::none, Causal::top_left}) {
+    Spec s = spec(65, 65, 40, mask);
+    s.p.B = s.p.Hq = s.p.Hkv = 2;
+    BackwardCase<float> c(s);
+    on_gpu_backward<float>([](const Problem& p, const Backward<float>& t) {
+      const DeviceMemory scratch(scratch_bytes(p, {Kernel::stored}));
+      // P, as the forward of stage 04's baseline leaves it.
+      const DeviceMemory O(sizeof(float) * 2 * 2 * 65 * 40);
+      cuda_forward::forward(p, Forward<float>{t.Q, t.K, t.V, contiguous(O.as<float>(), 2, 65, 40)},
+                            {cuda_forward::Kernel::baseline, nullptr, scratch.as<void>()});
+      Options options{Kernel::stored};
+      options.scratch = scratch.as<void>();
+      backward(p, t, options);
+      FA_CUDA_CHECK(cudaDeviceSynchronize());
+    })(c.call());
+    EXPECT_EQ(c.verdict(), "");
+  }
+}
+#endif
+
+}  // namespace

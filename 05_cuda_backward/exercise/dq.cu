@@ -1,0 +1,121 @@
+// Generated from ../dq.cu. To fill in the TODOs: ./learn practice 05
+// The owner of dQ: a block per tile of queries, a loop over tiles of keys. It has the shape of the
+// forward, and like there nobody else adds to its rows. Before it, the small kernel for D.
+#include "05_cuda_backward/tile.cuh"
+
+namespace fa::cuda_backward {
+namespace {
+
+// (1) D_i = dO_i . O_i, a warp per row
+__global__ void delta_kernel(Problem p, Backward<float> t, float* D) {
+  const int lane = threadIdx.x % 32;
+  const std::int64_t row = std::int64_t(blockIdx.x) * warps + threadIdx.x / 32;
+  if (row >= p.B * p.Hq * p.Nq) return;
+  const std::int64_t head = row / p.Nq, i = row % p.Nq, b = head / p.Hq, h = head % p.Hq;
+  float sum = 0;
+  for (int x = lane; x < p.d; x += 32) sum += t.dO.at(b, h, i)[x] * t.O.at(b, h, i)[x];
+  for (int bits = 16; bits > 0; bits /= 2) sum += __shfl_xor_sync(0xffffffff, sum, bits);
+  if (lane == 0) D[row] = sum;
+}
+
+template <int D>
+__global__ void __launch_bounds__(threads, D <= 64 ? 3 : 2)
+    dq_kernel(Problem p, Backward<float> t, float scale, Delta delta, float* D_rows,
+              bool vectorised) {
+  using Sizes = Tile<D>;
+  constexpr int TR = Sizes::TR, TK = Sizes::TK, Br = Sizes::rows, Bc = Sizes::cols;
+  float* Qi = dynamic_shared<float>();    // [Br, pitch]
+  float* dOi = Qi + Br * Sizes::pitch;    // [Br, pitch]
+  float* KVj = dOi + Br * Sizes::pitch;   // [Bc, pitch]: first V_j, then K_j
+  float* dSij = KVj + Bc * Sizes::pitch;  // [Br, score_pitch]; at first, D_i
+
+  const int tx = threadIdx.x % 8, r0 = threadIdx.x / 32 * 4 * TR + threadIdx.x % 32 / 8;
+  const int d = int(p.d);
+  const std::int64_t tiles = (p.Nq + Br - 1) / Br, head = blockIdx.x / tiles;
+  const std::int64_t b = head / p.Hq, h = head % p.Hq, hk = p.key_head(h);
+  const std::int64_t i0 = (tiles - 1 - blockIdx.x % tiles) * Br;  // the longest rows first
+  const int rows = int(min(std::int64_t(Br), p.Nq - i0));
+  const Mask mask(p, b);
+  const auto K = t.K.rows(b, hk, p.Nk, d), V = t.V.rows(b, hk, p.Nk, d);
+
+  load<D, Br>(Qi, t.Q.rows(b, h, p.Nq, d), i0, rows, vectorised);
+  load<D, Br>(dOi, t.dO.rows(b, h, p.Nq, d), i0, rows, vectorised);
+  __syncthreads();  // both tiles are complete
+  const float* deltas = D_rows + head * p.Nq + i0;
+  if (delta != Delta::own_kernel) {
+    row_deltas<D>(dSij, dOi, t.O.rows(b, h, p.Nq, d), i0, rows);
+    __syncthreads();  // the deltas are there, for all warps
+    if (delta == Delta::with_dq && int(threadIdx.x) < rows)
+      D_rows[head * p.Nq + i0 + threadIdx.x] = dSij[threadIdx.x];
+    deltas = dSij;
+  }
+  float L[TR], D_i[TR];
+  for (int i = 0; i < TR; ++i) {
+    const int r = min(r0 + 4 * i, rows - 1);
+    L[i] = t.LSE[head * p.Nq + i0 + r];
+    D_i[i] = deltas[r];
+  }
+
+  float4 dQ[TR][Sizes::columns];
+  clear<D>(dQ);
+  const std::int64_t end = mask.visible_keys(i0 + rows - 1);
+  for (std::int64_t j0 = 0; j0 < end; j0 += Bc) {
+    const int cols = int(min(std::int64_t(Bc), end - j0));
+    __syncthreads();  // K_j of the tile before is no longer read, nor D_i in dSij
+    load<D, Bc>(KVj, V, j0, cols, vectorised);
+    __syncthreads();  // V_j is complete
+
+    // (3) dP_ij = dO_i V_j^T
+    float dP[TR][TK], S[TR][TK];
+    product<D>(dP, dOi, KVj, r0);
+
+    __syncthreads();  // V_j is no longer read
+    load<D, Bc>(KVj, K, j0, cols, vectorised);
+    __syncthreads();  // K_j is complete
+
+    // (2) P_ij = exp(scale Q_i K_j^T - L_i), 0 where row i does not see j;  (4) dS = P (dP - D)
+    product<D>(S, Qi, KVj, r0);
+    const bool full = mask.visible_keys(i0) >= j0 + Bc;
+#pragma unroll
+    for (int i = 0; i < TR; ++i) {
+      const int n = full ? Bc : int(mask.visible_keys(i0 + min(r0 + 4 * i, rows - 1)) - j0);
+      // TODO 05.4: turn S[i][j] into the gradient of the score; unseen keys have none (4 lines)
+    }
+
+    // (5) dQ_i += dS_ij K_j
+    share<D>(dSij, S, r0);
+    // TODO 05.5: the one product that dQ is made of (1 line)
+  }
+  store<D>(t.dQ.rows(b, h, p.Nq, d), i0, rows, r0, scale, dQ, vectorised);
+}
+
+template <int D>
+void launch(const Problem& p, const Backward<float>& t, float scale, Delta delta, float* D_rows,
+            cudaStream_t stream) {
+  const auto dq = dq_kernel<D>;
+  const std::size_t bytes = Tile<D>::shared_bytes;
+  allow_shared_memory(dq, bytes);
+  const std::int64_t blocks = p.B * p.Hq * ((p.Nq + Tile<D>::rows - 1) / Tile<D>::rows);
+  FA_LAUNCH(dq, dim3(unsigned(blocks)), dim3(threads), bytes, stream, p, t, scale, delta, D_rows,
+            all_aligned(p, t));
+}
+
+}  // namespace
+
+std::size_t shared_bytes(std::int64_t d) {
+  return d <= 32   ? Tile<32>::shared_bytes
+         : d <= 64 ? Tile<64>::shared_bytes
+                   : Tile<128>::shared_bytes;
+}
+
+void launch_delta(const Problem& p, const Backward<float>& t, float* D, cudaStream_t stream) {
+  const std::int64_t blocks = (p.B * p.Hq * p.Nq + warps - 1) / warps;
+  FA_LAUNCH(delta_kernel, dim3(unsigned(blocks)), dim3(threads), 0, stream, p, t, D);
+}
+
+void launch_dq(const Problem& p, const Backward<float>& t, float scale, Delta delta, float* D,
+               cudaStream_t stream) {
+  (p.d <= 32 ? launch<32> : p.d <= 64 ? launch<64> : launch<128>)(p, t, scale, delta, D, stream);
+}
+
+}  // namespace fa::cuda_backward
