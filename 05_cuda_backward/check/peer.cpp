@@ -1,1 +1,26 @@
 #include "common/harness/peers/peer.hpp"
+
+#include <cstring>
+
+#include "04_cuda_forward/cuda_forward.hpp"
+#include "05_cuda_backward/cuda_backward.hpp"
+
+// O and LSE must be there: the other function writes them.
+extern "C" const char* fa_peer_backward(const char* kernel, const fa_peer_call* call) {
+  using namespace fa;
+  return harness::as_c([&] {
+    cuda_backward::Options options;
+    if (std::strcmp(kernel, "atomic") == 0) options.kernel = cuda_backward::Kernel::atomic;
+    options.stream = static_cast<cudaStream_t>(call->stream);
+    options.scratch = call->scratch;
+    cuda_backward::backward(harness::problem_of(*call), harness::backward_of<float>(*call),
+                            options);
+  });
+}
+extern "C" const char* fa_peer_forward(const char*, const fa_peer_call* call) {
+  using namespace fa;
+  return harness::as_c([&] {
+    cuda_forward::forward(harness::problem_of(*call), harness::forward_of<float>(*call),
+                          {cuda_forward::Kernel::best, static_cast<cudaStream_t>(call->stream)});
+  });
+}

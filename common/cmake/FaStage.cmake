@@ -148,7 +148,7 @@ function(fa_stage_benchmark stage library)
     # The kernels as C functions, for check/peers.py.
     add_library(${stage}_peer SHARED check/peer.cpp)
     set_target_properties(${stage}_peer PROPERTIES LINKER_LANGUAGE CXX)
-    target_link_libraries(${stage}_peer PRIVATE ${library} fa_warnings)
+    target_link_libraries(${stage}_peer PRIVATE ${library} ${S_PREVIOUS} fa_warnings)
     add_dependencies(${stage}_all ${stage}_peer)
   endif()
   add_dependencies(${stage}_all ${stage}_bench)

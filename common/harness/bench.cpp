@@ -358,6 +358,11 @@ class Collector : public benchmark::BenchmarkReporter {
     std::printf("\n");
     std::fflush(stdout);
   }
+  // "forward" of "stage01/forward/naive/N:64/f32".
+  static std::string what(const std::string& name) {
+    const std::size_t at = name.find('/') + 1;
+    return name.substr(at, name.find('/', at) - at);
+  }
   // The first other row with the same parameters: what this one is compared with.
   static std::string earlier_row(const std::string& name, const std::vector<std::string>& order) {
     const std::size_t at = name.find("/N:");
@@ -365,7 +370,9 @@ class Collector : public benchmark::BenchmarkReporter {
     for (const std::string& other : order) {
       if (other == name) return {};
       const std::size_t there = other.find("/N:");
-      if (there != std::string::npos && other.substr(there) == name.substr(at)) return other;
+      if (there != std::string::npos && other.substr(there) == name.substr(at) &&
+          what(other) == what(name))
+        return other;
     }
     return {};
   }

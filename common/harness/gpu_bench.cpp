@@ -8,6 +8,7 @@
 #include <cstdlib>
 #include <memory>
 #include <sstream>
+#include <utility>
 #include <vector>
 
 #include "common/harness/bench_rows.hpp"
@@ -64,9 +65,9 @@ struct Prepared {
   Tensor Q, K, V, O, LSE;
   DeviceMemory scratch;
 
-  Prepared(const Problem& problem, std::size_t scratch_bytes)
+  Prepared(const Problem& problem, std::size_t scratch_bytes, Int wanted_copies = 0)
       : p(problem),
-        copies(copies_for(p)),
+        copies(wanted_copies ? wanted_copies : copies_for(p)),
         Q(p.B, p.Hq, p.Nq, p.d, copies, 11),
         K(p.B, p.Hkv, p.Nk, p.d, copies, 12),
         V(p.B, p.Hkv, p.Nk, p.d, copies, 13),
@@ -115,8 +116,8 @@ struct Prepared {
 struct PreparedBackward : Prepared {
   Tensor dO, dQ, dK, dV;
 
-  PreparedBackward(const Problem& problem, std::size_t scratch_bytes)
-      : Prepared(problem, scratch_bytes),
+  PreparedBackward(const Problem& problem, std::size_t scratch_bytes, Int wanted_copies)
+      : Prepared(problem, scratch_bytes, wanted_copies),
         dO(p.B, p.Hq, p.Nq, p.d, copies, 14),
         dQ(p.B, p.Hq, p.Nq, p.d, copies, 0),
         dK(p.B, p.Hkv, p.Nk, p.d, copies, 0),
@@ -199,18 +200,36 @@ std::string row_name(const std::string& prefix, const Problem& p) {
   return name.str();
 }
 
-// Only the newest row's memory is held: long sequences need most of the card.
-std::shared_ptr<void> newest;
+// Only the newest row's memory is held: long sequences need most of the card. A row is called several
+// times in a row until its sample is long enough, and finds its tensors ready.
+struct {
+  std::string name;
+  std::shared_ptr<void> tensors;
+} newest;
+
+// make() unless the newest row has this name; the second value says whether it was made.
+template <class Made, class Make>
+std::pair<std::shared_ptr<Made>, bool> prepared(const std::string& name, Make make) {
+  const bool fresh = newest.name != name;
+  if (fresh) {
+    newest = {};
+    newest.tensors = make();
+    newest.name = name;
+  }
+  return {std::static_pointer_cast<Made>(newest.tensors), fresh};
+}
 
 // poison(), run(copy), verdict(): measured by events around every single run.
 template <class Poison, class Once, class Verdict>
-void measure(benchmark::State& state, double flops, std::size_t extra_bytes, Int copies,
+void measure(benchmark::State& state, bool fresh, double flops, std::size_t extra_bytes, Int copies,
              Poison poison, Once once, Verdict verdict) {
-  poison();
-  for (Int copy = 0; copy < copies; ++copy) once(copy);
-  FA_CUDA_CHECK(cudaDeviceSynchronize());
-  const std::string before = verdict();
-  if (!before.empty()) return state.SkipWithError(("wrong before timing: " + before).c_str());
+  if (fresh) {
+    poison();
+    for (Int copy = 0; copy < copies; ++copy) once(copy);
+    FA_CUDA_CHECK(cudaDeviceSynchronize());
+    const std::string before = verdict();
+    if (!before.empty()) return state.SkipWithError(("wrong before timing: " + before).c_str());
+  }
   poison();
   cudaEvent_t begin, end;
   FA_CUDA_CHECK(cudaEventCreate(&begin));
@@ -267,43 +286,58 @@ void needs_gpu() {
 void gpu_forward(
     const std::string& prefix, const Problem& p, std::size_t scratch_bytes,
     const std::function<void(const Problem&, const Forward<float>&, void*, cudaStream_t)>& f) {
-  add_row(row_name(prefix, p), [=](benchmark::State& state) {
-    newest.reset();
-    const auto x = std::make_shared<Prepared>(p, scratch_bytes);
-    newest = x;
-    measure(
-        state, forward_flops(p), scratch_bytes, x->copies,
-        [&] {
-          x->O.poison();
-          x->LSE.poison();
-        },
-        [&](Int copy) { f(p, x->tensors(copy), x->scratch.as<void>(), nullptr); },
-        [&] { return x->verdict(); });
-  })->UseManualTime();
+  add_row(row_name(prefix, p),
+          [=](benchmark::State& state) {
+            const auto [made, fresh] = prepared<Prepared>(
+                row_name(prefix, p), [&] { return std::make_shared<Prepared>(p, scratch_bytes); });
+            Prepared& x = *made;
+            measure(
+                state, fresh, forward_flops(p), scratch_bytes, x.copies,
+                [&] {
+                  x.O.poison();
+                  x.LSE.poison();
+                },
+                [&](Int copy) { f(p, x.tensors(copy), x.scratch.as<void>(), nullptr); },
+                [&] { return x.verdict(); });
+          })
+      ->UseManualTime()
+      ->MinTime(sample_seconds());
 }
 
 void gpu_backward(
-    const std::string& prefix, const Problem& p, std::size_t scratch_bytes,
-    const std::function<void(const Problem&, const Forward<float>&, cudaStream_t)>& forward,
+    const std::string& prefix, const Problem& p, const BackwardRow& row,
+    const std::function<void(const Problem&, const Forward<float>&, void*, cudaStream_t)>& forward,
     const std::function<void(const Problem&, const Backward<float>&, void*, cudaStream_t)>& f) {
-  add_row(row_name(prefix, p), [=](benchmark::State& state) {
-    newest.reset();
-    const auto x = std::make_shared<PreparedBackward>(p, scratch_bytes);
-    newest = x;
-    for (Int copy = 0; copy < x->copies; ++copy) forward(p, x->tensors(copy), nullptr);
-    FA_CUDA_CHECK(cudaDeviceSynchronize());
-    const std::string wrong = x->verdict();
-    if (!wrong.empty()) return state.SkipWithError(("the forward: " + wrong).c_str());
-    measure(
-        state, backward_flops(p), scratch_bytes, x->copies,
-        [&] {
-          x->dQ.poison();
-          x->dK.poison();
-          x->dV.poison();
-        },
-        [&](Int copy) { f(p, x->gradients(copy), x->scratch.as<void>(), nullptr); },
-        [&] { return x->gradient_verdict(); });
-  })->UseManualTime();
+  add_row(row_name(prefix, p),
+          [=](benchmark::State& state) {
+            const auto [made, fresh] = prepared<PreparedBackward>(row_name(prefix, p), [&] {
+              return std::make_shared<PreparedBackward>(p, row.scratch_bytes, row.one_copy ? 1 : 0);
+            });
+            PreparedBackward& x = *made;
+            void* const scratch = x.scratch.as<void>();
+            if (fresh) {
+              for (Int copy = 0; copy < x.copies; ++copy)
+                forward(p, x.tensors(copy), scratch, nullptr);
+              FA_CUDA_CHECK(cudaDeviceSynchronize());
+              const std::string wrong = x.verdict();
+              if (!wrong.empty()) return state.SkipWithError(("the forward: " + wrong).c_str());
+            }
+            measure(
+                state, fresh, (row.with_forward ? forward_flops(p) : 0) + backward_flops(p),
+                row.scratch_bytes, x.copies,
+                [&] {
+                  x.dQ.poison();
+                  x.dK.poison();
+                  x.dV.poison();
+                },
+                [&](Int copy) {
+                  if (row.with_forward) forward(p, x.tensors(copy), scratch, nullptr);
+                  f(p, x.gradients(copy), scratch, nullptr);
+                },
+                [&] { return x.gradient_verdict(); });
+          })
+      ->UseManualTime()
+      ->MinTime(sample_seconds());
 }
 
 }  // namespace fa::bench

@@ -21,11 +21,18 @@ void gpu_forward(const std::string& prefix, const Problem& p, std::size_t scratc
                  const std::function<void(const Problem&, const Forward<float>&, void* scratch,
                                           cudaStream_t)>& f);
 
-// The same for a backward; the forward that it needs is taken from `forward`, not timed.
-void gpu_backward(
-    const std::string& prefix, const Problem& p, std::size_t scratch_bytes,
-    const std::function<void(const Problem&, const Forward<float>&, cudaStream_t)>& forward,
-    const std::function<void(const Problem&, const Backward<float>&, void* scratch, cudaStream_t)>&
-        f);
+// What a row of gpu_backward() times and on what.
+struct BackwardRow {
+  std::size_t scratch_bytes = 0;
+  bool with_forward = false;  // time both passes, as a training step has them
+  bool one_copy = false;  // the forward leaves something in the scratch that belongs to one copy
+};
+
+// The same for a backward. `forward` runs before the timing starts, or as a part of what is timed.
+void gpu_backward(const std::string& prefix, const Problem& p, const BackwardRow& row,
+                  const std::function<void(const Problem&, const Forward<float>&, void* scratch,
+                                           cudaStream_t)>& forward,
+                  const std::function<void(const Problem&, const Backward<float>&, void* scratch,
+                                           cudaStream_t)>& f);
 
 }  // namespace fa::bench

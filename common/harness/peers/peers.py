@@ -66,13 +66,14 @@ class Tensors:
         self.lse = torch.full(shape[:3], math.nan, device="cuda", dtype=torch.float32)
         self.do = make() if backward else None
         self.grads = [torch.full_like(self.o, math.nan) for _ in range(3)] if backward else []
+        self.scratch = torch.empty(shape[:3], device="cuda", dtype=torch.float32)  # one number for each query
 
     def call(self) -> Call:
         pointer = lambda t: None if t is None else t.data_ptr()  # noqa: E731
         c = self.case
         dq, dk, dv = self.grads or (None, None, None)
         return Call(c.batch, c.heads, c.n, c.d, int(c.causal), *map(pointer, (
-            self.q, self.k, self.v, self.o, self.lse, self.do, dq, dk, dv)), None,
+            self.q, self.k, self.v, self.o, self.lse, self.do, dq, dk, dv, self.scratch)),
             torch.cuda.current_stream().cuda_stream)
 
 

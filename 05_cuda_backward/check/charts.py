@@ -1,0 +1,63 @@
+"""The charts and tables of stage 05: the backward against one that stores P, against 04, and delta."""
+
+from figure import Bound, Chart, Line, Lines, Point, Table, line, significant
+from results import Results, Spread, group, median, ratio
+
+KERNELS = {"stored": ("stores P", "previous"), "two_kernels": ("two_kernels", "this"), "atomic": ("atomic", "this")}
+PEERS = {"memory_efficient": "PyTorch, memory-efficient", "math": "PyTorch, math"}
+HEADS = 32  # B Hq, as in bench.cpp
+GIB = 1 / 2**30
+
+
+def charts(r: Results) -> list[Chart | Table]:
+    def rows(variant: str, d: int, causal: int, what: str = "backward", stage: str = "stage05") -> list:
+        return r.select(stage=stage, what=what, variant=variant, d=d, causal=causal, dtype="f32")
+
+    def panel(d: int) -> Lines:
+        lines = [line(label, rows(variant, d, 0), "flops", scale=1e-12, role=role)
+                 for variant, (label, role) in KERNELS.items()]
+        lines += [line(label, rows(variant, d, 0, stage="peer"), "flops", scale=1e-12, role="peer")
+                  for variant, label in PEERS.items() if rows(variant, d, 0, stage="peer")]
+        roof = median(rows("two_kernels", d, 0)[:1], "roof") * 1e-12
+        return Lines(f"TFLOP/s, d = {d}, no mask", lines, "N, sequence length (B = 4, H = 8)",
+                     bounds=[Bound("FMA peak", roof), Bound("5/7 of it", roof * 5 / 7)])
+
+    speed = Chart("speed", "The backward: five products counted, seven executed", [panel(64), panel(128)])
+
+    def gib(label: str, variant: str, role: str, d: int) -> Line:
+        points = []
+        for n, some in group(rows(variant, d, 0), "N").items():
+            total = GIB * (8 * 4 * HEADS * n * d + 4 * HEADS * n + median(some, "extra_bytes"))
+            points.append(Point(n, Spread(total, total, total)))
+        return Line(label, points, role)
+
+    memory = Chart("memory", "Device memory of a backward: tensors, LSE and scratch", [
+        Lines(f"GiB, d = {d}", [gib("stores P and dP", "stored", "previous", d),
+                                gib("recomputes", "two_kernels", "this", d)],
+              "N, sequence length (B = 4, H = 8)") for d in (64, 128)])
+
+    passes = []
+    delta = []
+    for d in (64, 128):
+        for masked in (0, 1):
+            forward = group(rows("register_tiled", d, masked, "forward", "stage04"), "N")
+            by = {v: group(rows(v, d, masked), "N") for v in (*KERNELS, "with_dq", "in_loop") if rows(v, d, masked)}
+            both = {v: group(rows(v, d, masked, "both"), "N") for v in ("stored", "two_kernels")}
+            peer = {v: group(rows(v, d, masked, stage="peer"), "N") for v in (*PEERS, "two_kernels")}
+            for n in by["two_kernels"]:
+                ms = [significant(1e3 * median(x[n], "time")) for x in (forward, by["two_kernels"], both["two_kernels"])]
+                beside = [significant(ratio(peer[v][n], peer["two_kernels"][n], "time").mid) + "×"
+                          if n in peer[v] and n in peer["two_kernels"] else "–" for v in PEERS]
+                passes.append([f"{d}", "causal" if masked else "none", f"{n:g}", *ms,
+                               significant(ratio(by["two_kernels"][n], forward[n], "time").mid) + "×",
+                               significant(ratio(both["stored"][n], both["two_kernels"][n], "time").mid) + "×", *beside])
+                if n >= 1024 and not masked:
+                    base = by["two_kernels"][n]
+                    delta.append([f"{d}", f"{n:g}", significant(1e3 * median(base, "time")),
+                                  *(significant(ratio(by[v][n], base, "time").mid) + "×"
+                                    for v in ("with_dq", "in_loop", "atomic"))])
+    return [speed, memory,
+            Table("speed", ["d", "mask", "N", "forward (04)", "backward", "both (ms)", "backward / forward",
+                            "a step: than storing P", "backward: than PyTorch memory-efficient",
+                            "than PyTorch math"], passes),
+            Table("delta", ["d", "N", "own kernel (ms)", "time with_dq", "time in_loop", "time atomic"], delta)]
