@@ -70,7 +70,8 @@ void launch_baseline(const Problem& p, const Forward<float>& t, float scale, flo
   const int Nq = int(p.Nq), Nk = int(p.Nk), d = int(p.d), group = int(p.Hq / p.Hkv);
   const float one = 1, zero = 0;
   // The query heads that share a key head are one batched product: their K has stride 0. Without
-  // groups all heads of a batch entry are. cuBLAS thinks in columns: it sees every matrix transposed.
+  // groups all heads of a batch entry are. cuBLAS thinks in columns: it sees every matrix
+  // transposed.
   const int batch = group == 1 ? int(p.Hq) : group;
   const auto products = [&](auto product) {
     for (std::int64_t b = 0; b < p.B; ++b)

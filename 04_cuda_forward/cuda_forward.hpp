@@ -22,8 +22,8 @@ struct Options {
   void* scratch = nullptr;  // scratch_bytes() of device memory; null if that is 0
 };
 
-// Device memory that the kernel needs beside its arguments. 0 for all but the baseline, which stores
-// the scores: 4 B Hq Nq Nk bytes.
+// Device memory that the kernel needs beside its arguments. 0 for all but the baseline, which
+// stores the scores: 4 B Hq Nq Nk bytes.
 std::size_t scratch_bytes(const Problem& p, Kernel kernel);
 
 // Empty, or a sentence that says why `kernel` cannot take this problem on the current GPU.
@@ -34,8 +34,9 @@ std::string unsupported(const Problem& p, const Forward<float>& t, Kernel kernel
 //
 // tiled and register_tiled promise: strides, unaligned pointers, groups of heads, both causal
 // alignments, key lengths (a length outside [0, Nk] is clamped: nobody can look at it without
-// waiting for the GPU), any finite scale, d <= 128, B Hq ceil(Nq / 16) < 2^31. The result is the same,
-// bit by bit, from run to run. The baseline promises rows that do not overlap or run backwards.
+// waiting for the GPU), any finite scale, d <= 128, B Hq ceil(Nq / 16) < 2^31. The result is the
+// same, bit by bit, from run to run. The baseline promises rows that do not overlap or run
+// backwards.
 //
 // T is float; any other type is refused in words. Throws std::invalid_argument, before any write,
 // for arguments outside these promises, and fa::CudaError where CUDA fails.
@@ -43,7 +44,8 @@ std::string unsupported(const Problem& p, const Forward<float>& t, Kernel kernel
 template <class T>
 Kernel forward(const Problem& p, const Forward<T>& t, const Options& options = {});
 
-// ---- the kernels' launches, one a file -----------------------------------------------------------
+// ---- the kernels' launches, one a file
+// -----------------------------------------------------------
 
 inline constexpr int max_d = 128;
 

@@ -1,5 +1,6 @@
-// Stage 05: the backward pass. Nothing of size Nq x Nk is kept from the forward: P is computed again
-// from Q, K and the log-sum-exp of each row. First on the CPU, plainly; then on a GPU, in fp32.
+// Stage 05: the backward pass. Nothing of size Nq x Nk is kept from the forward: P is computed
+// again from Q, K and the log-sum-exp of each row. First on the CPU, plainly; then on a GPU, in
+// fp32.
 #pragma once
 #include <cstddef>
 #include <string>
@@ -9,7 +10,8 @@
 
 namespace fa::cuda_backward {
 
-// ---- what a forward keeps ------------------------------------------------------------------------
+// ---- what a forward keeps
+// ------------------------------------------------------------------------
 
 // The saved context of a training step: what the forward was given and what it returned. O(N): no
 // scores. An autograd framework keeps this between the two passes.
@@ -29,7 +31,8 @@ struct Context {
   }
 };
 
-// ---- on the CPU ----------------------------------------------------------------------------------
+// ---- on the CPU
+// ----------------------------------------------------------------------------------
 
 struct CpuOptions {
   int threads = 0;                // 0: all cores; a task is a key head with its query heads
@@ -49,7 +52,8 @@ void attention_backward(const Rows<const T>& Q, const Rows<const T>& K, const Ro
                         const Mask& mask, std::int64_t Br, std::int64_t Bc, T* D, const Rows<T>& dQ,
                         const Rows<T>& dK, const Rows<T>& dV);
 
-// ---- on a GPU ------------------------------------------------------------------------------------
+// ---- on a GPU
+// ------------------------------------------------------------------------------------
 
 enum class Kernel {
   two_kernels,  // one owns dQ, one owns dK and dV: seven products, deterministic
@@ -94,7 +98,8 @@ std::string unsupported(const Problem& p, const Backward<float>& t, const Option
 template <class T>
 void backward(const Problem& p, const Backward<T>& t, const Options& options = {});
 
-// ---- the kernels' launches -----------------------------------------------------------------------
+// ---- the kernels' launches
+// -----------------------------------------------------------------------
 
 inline constexpr int max_d = 128;
 

@@ -1,5 +1,5 @@
-// From the public face to the kernels: check the arguments, choose, launch in order. All kernels of a
-// call go to one stream, so the second finds what the first has written.
+// From the public face to the kernels: check the arguments, choose, launch in order. All kernels of
+// a call go to one stream, so the second finds what the first has written.
 #include <type_traits>
 
 #include "05_cuda_backward/cuda_backward.hpp"

@@ -126,7 +126,8 @@ TEST_F(Gpu, TinyProblemMatchesTheChapter) {
   }
 }
 
-// ---- errors ---------------------------------------------------------------------------------------
+// ---- errors
+// ---------------------------------------------------------------------------------------
 
 TEST_F(Gpu, RefusesOtherTypesThanFloat) {
   ForwardCase<double> c(spec(2, 2, 2), false);

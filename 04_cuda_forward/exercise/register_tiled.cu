@@ -1,7 +1,8 @@
 // Generated from ../register_tiled.cu. To fill in the TODOs: ./learn practice 04
 // Register tiles. In tiled.cu every multiply-add reads its operands from shared memory, which can
-// deliver only a quarter of what the arithmetic units could use. Here a thread holds TR x TK scores,
-// reads TR + TK groups of four numbers for 4 TR TK multiply-adds, and so is limited by arithmetic.
+// deliver only a quarter of what the arithmetic units could use. Here a thread holds TR x TK
+// scores, reads TR + TK groups of four numbers for 4 TR TK multiply-adds, and so is limited by
+// arithmetic.
 //
 //   a warp      4 TR rows of Q_i; its lanes lie in 4 rows of 8:  ty = lane / 8, tx = lane % 8
 //   a thread    rows ty + 4 i (i < TR), keys tx + 8 j (j < TK), columns 4 tx + 32 y + {0, 1, 2, 3}
@@ -28,8 +29,9 @@ struct Tile {
 
 __device__ float4 load4(const float* p) { return *reinterpret_cast<const float4*>(p); }
 
-// tile[r][x] = X[first + r][x] for r < rows and x < d; rows and columns beyond are 0. A thread keeps
-// its four columns and goes down the rows, so that a step costs two additions, not a multiplication.
+// tile[r][x] = X[first + r][x] for r < rows and x < d; rows and columns beyond are 0. A thread
+// keeps its four columns and goes down the rows, so that a step costs two additions, not a
+// multiplication.
 template <int D, int tile_rows>
 __device__ void load(float* tile, const Rows<const float>& X, std::int64_t first, int rows,
                      bool vectorised) {
@@ -103,7 +105,7 @@ __global__ void __launch_bounds__(threads, D <= 64 ? 4 : 2)
 
     // (3) S_ij = scale Q_i K_j^T
     float s[TR][TK] = {};
-    // TODO 04.4: add to s[i][j] row r0 + 4 i of Q_i times key tx + 8 j, columns x to x + 3 (14 lines)
+    // TODO 04.4: add to s[i][j] columns x to x + 3 of row r0 + 4 i times key tx + 8 j (14 lines)
 
     // Masks cost nothing on full tiles: the first row of the tile sees least.
     const bool full = mask.visible_keys(i0) >= j0 + Bc;

@@ -96,7 +96,8 @@ std::string refusal(const std::function<void()>& f) {
 
 class Gpu : public GpuTest {};
 
-// ---- the saved context ----------------------------------------------------------------------------
+// ---- the saved context
+// ----------------------------------------------------------------------------
 
 // A training step: a forward, what it leaves in the context, a backward.
 TEST_F(Gpu, TheForwardsContextIsAllThatTheBackwardNeeds) {
@@ -137,7 +138,8 @@ TEST(Context, WantsTheLogSumExp) {
             std::string::npos);
 }
 
-// ---- delta, and the choice of who computes it -----------------------------------------------------
+// ---- delta, and the choice of who computes it
+// -----------------------------------------------------
 
 // The small kernel, by itself: D_i = dO_i . O_i.
 TEST_F(Gpu, DeltaIsTheRowSum) {
@@ -196,7 +198,8 @@ TEST_F(Gpu, AtomicSpreadIsRoundingOnly) {
               spread / largest);
 }
 
-// ---- against others -------------------------------------------------------------------------------
+// ---- against others
+// -------------------------------------------------------------------------------
 
 TEST_F(Gpu, AgreesWithTheCpu) {
   for (Causal mask : {Causal::none, Causal::top_left, Causal::bottom_right}) {
@@ -264,7 +267,8 @@ TEST_F(Gpu, TheBackwardIsTheDerivativeOfTheForward) {
   EXPECT_NEAR((loss(h) - loss(-h)) / (2 * h), squared, 1e-2 * squared);
 }
 
-// ---- errors ---------------------------------------------------------------------------------------
+// ---- errors
+// ---------------------------------------------------------------------------------------
 
 TEST_F(Gpu, RefusesOtherTypesThanFloat) {
   BackwardCase<double> c(spec(2, 2, 2));

@@ -1,10 +1,10 @@
 // Generated from ../dkv.cu. To fill in the TODOs: ./learn practice 05
-// The owner of dK and dV: a block per tile of keys, a loop over the tiles of queries that see it, in
-// all query heads of the group. Everything is transposed: rows of a tile of scores are keys now.
+// The owner of dK and dV: a block per tile of keys, a loop over the tiles of queries that see it,
+// in all query heads of the group. Everything is transposed: rows of a tile of scores are keys now.
 //
 // With atomic_dq the same kernel also adds what it knows of dQ: dS is there, and one product more
-// replaces the three of the other kernel. But the rows of dQ belong to nobody then: every block adds
-// to them, in an order that changes from run to run, and so do the last bits of the sum.
+// replaces the three of the other kernel. But the rows of dQ belong to nobody then: every block
+// adds to them, in an order that changes from run to run, and so do the last bits of the sum.
 #include "05_cuda_backward/tile.cuh"
 
 namespace fa::cuda_backward {

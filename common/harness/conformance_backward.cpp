@@ -41,8 +41,8 @@ void matches_oracle(Run& run) {
 
 void backward_values(Run& run) {
   using Kind = Data::Kind;
-  // Not Kind::level or alternating: a component that keys share makes sums over dS that cancel to 0, and what is
-  // left of them is rounding only.
+  // Not Kind::level or alternating: a component that keys share makes sums over dS that cancel to
+  // 0, and what is left of them is rounding only.
   std::vector<Data> kinds = {{Kind::normal, 3},  {Kind::integers},    {Kind::equal},
                              {Kind::rising, 20}, {Kind::falling, 20}, {Kind::spike_last, 10}};
   if (run.promises().large_scores)

@@ -208,8 +208,8 @@ std::string row_name(const std::string& prefix, const Problem& p) {
   return name.str();
 }
 
-// Only the newest row's memory is held: long sequences need most of the card. A row is called several
-// times in a row until its sample is long enough, and finds its tensors ready.
+// Only the newest row's memory is held: long sequences need most of the card. A row is called
+// several times in a row until its sample is long enough, and finds its tensors ready.
 struct {
   std::string name;
   std::shared_ptr<void> tensors;

@@ -10,13 +10,13 @@
 
 namespace fa::bench {
 
-// To be called first by register_benchmarks(): where no GPU answers, prints why and ends the program
-// with exit code 77. Otherwise the results are those of this GPU.
+// To be called first by register_benchmarks(): where no GPU answers, prints why and ends the
+// program with exit code 77. Otherwise the results are those of this GPU.
 void needs_gpu();
 
-// One row "PREFIX/N:4096/d:64/causal:0/f32" (for B and H see the context). f puts one forward on the
-// stream; scratch_bytes of device memory are given to it and reported as extra memory. A row whose
-// memory cannot be had reports an error that says so.
+// One row "PREFIX/N:4096/d:64/causal:0/f32" (for B and H see the context). f puts one forward on
+// the stream; scratch_bytes of device memory are given to it and reported as extra memory. A row
+// whose memory cannot be had reports an error that says so.
 void gpu_forward(const std::string& prefix, const Problem& p, std::size_t scratch_bytes,
                  const std::function<void(const Problem&, const Forward<float>&, void* scratch,
                                           cudaStream_t)>& f);

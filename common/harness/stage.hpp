@@ -56,7 +56,7 @@ struct Promises {
   // keys with one that does; 0: any row of the head.
   std::int64_t nan_tile = 1;
   bool tests_forward = true;  // false: the forward is another stage's, here for what needs it only
-  bool host_memory = true;  // the functions read the views directly, not a copy of the storages
+  bool host_memory = true;    // the functions read the views directly, not a copy of the storages
   // Upper bound of heap bytes beyond the arguments, for float; null: not promised.
   std::function<double(const Problem&)> extra_bytes, extra_bytes_backward;
   bool backward_reads_O_and_LSE = true;  // if false they may be null

@@ -15,8 +15,8 @@
 uint3 threadIdx, blockIdx;
 dim3 blockDim, gridDim;
 
-// ThreadSanitizer: a switch of fibers orders nothing, a barrier orders what came before it (release)
-// with what comes after it (acquire).
+// ThreadSanitizer: a switch of fibers orders nothing, a barrier orders what came before it
+// (release) with what comes after it (acquire).
 #ifdef FA_EMULATOR_TSAN
 extern "C" {
 void* __tsan_get_current_fiber();
@@ -236,7 +236,8 @@ bool open_warp_barriers(unsigned first, unsigned end) {
   return opened;
 }
 
-// Runs every warp until its threads wait at __syncthreads or have returned, then opens that barrier.
+// Runs every warp until its threads wait at __syncthreads or have returned, then opens that
+// barrier.
 void run_block() {
   auto& fibers = running->fibers;
   const unsigned n = unsigned(fibers.size()), warps = (n + warp_size - 1) / warp_size;

@@ -1,11 +1,11 @@
-// CUDA on the CPU, for tests: enough of the language and of the runtime to run the kernels of stages
-// 04 and 05 unchanged. Included by common/core/cuda.hpp when FA_EMULATED is defined.
+// CUDA on the CPU, for tests: enough of the language and of the runtime to run the kernels of
+// stages 04 and 05 unchanged. Included by common/core/cuda.hpp when FA_EMULATED is defined.
 //
 // Blocks run one after the other. The threads of a block are fibers, each with a stack of its own,
 // that take turns: a thread runs until it reaches a barrier, a warp until all its threads wait at
 // __syncthreads, and only then the next; in every second block the last warp comes first. So a
-// missing __syncthreads shows every time, in the same way: a warp reads what others have not written
-// yet, or overwrites what they have not read. Built with
+// missing __syncthreads shows every time, in the same way: a warp reads what others have not
+// written yet, or overwrites what they have not read. Built with
 // ThreadSanitizer, every fiber counts as a thread and only barriers order them: a race is reported
 // with its lines even where the result happens to be right.
 //
@@ -19,7 +19,7 @@
 #include <functional>
 #include <string>
 
-// ---- the language ------------------------------------------------------------------------------
+// ---- the language ----
 
 #define __global__
 #define __device__
@@ -100,8 +100,9 @@ T shuffle(unsigned mask, T value, unsigned source) {
   return value;
 }
 
-// Runs `thread` once per thread of every block. A launch that a GPU would refuse sets the error that
-// cudaGetLastError() returns. Throws std::logic_error where threads wait for each other for ever.
+// Runs `thread` once per thread of every block. A launch that a GPU would refuse sets the error
+// that cudaGetLastError() returns. Throws std::logic_error where threads wait for each other for
+// ever.
 void launch(const char* kernel, dim3 grid, dim3 block, std::size_t shared_bytes,
             const std::function<void()>& thread);
 }  // namespace fa::emulator
@@ -133,7 +134,7 @@ inline float atomicAdd(float* address, float value) {
   }
 }
 
-// ---- the runtime -------------------------------------------------------------------------------
+// ---- the runtime ----
 
 enum cudaError_t {
   cudaSuccess,

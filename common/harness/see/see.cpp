@@ -28,7 +28,7 @@ const Matrix Q = {{{1, 0}, {0, 1}, {1, 1}, {2, -1}}};
 const Matrix K = {{{1, 0}, {0, 1}, {1, 1}, {1, -1}}};
 const Matrix V = {{{1, 0}, {0, 1}, {2, 2}, {-1, 1}}};
 
-// ---- attention for one query ---------------------------------------------------------
+// ---- attention for one query ----
 
 Row scores(const Vec& q) {  // one row of S = Q K^T / sqrt(d)
   Row s{};
@@ -80,7 +80,7 @@ bool agree(const Row& p, const std::array<double, N>& exact) {
   return true;
 }
 
-// ---- drawing -------------------------------------------------------------------------
+// ---- drawing ----
 
 bool colour = false;
 const char *const BOLD = "1", *const DIM = "2", *const BAR = "42";
@@ -124,7 +124,7 @@ void title(const char* name, const char* meaning) {
   std::printf("\n%s  %s\n", paint(BOLD, name).c_str(), meaning);
 }
 
-// ---- part 1: the four steps ----------------------------------------------------------
+// ---- part 1: the four steps ----
 
 void show_attention() {
   std::printf("%s\n", paint(BOLD, "Attention on N = 4 tokens of d = 2 numbers").c_str());
@@ -174,7 +174,7 @@ void show_attention() {
   }
 }
 
-// ---- part 2: one number changed, row 3 by both methods --------------------------------
+// ---- part 2: one number changed, row 3 by both methods ----
 
 void line(const std::string& label, const std::string& s, const std::string& exp00,
           const std::string& p00, const std::string& shifted, const std::string& exp01,
@@ -246,7 +246,7 @@ void show_change(float x) {
         exact[0], exact[1], exact[2], exact[3], double(m - std::nextafter(m, 0.0f)));
 }
 
-// ---- reading the new value -----------------------------------------------------------
+// ---- reading the new value ----
 
 [[noreturn]] void refuse(const std::string& why_and_fix) {
   std::fprintf(stderr, "see: %s\n", why_and_fix.c_str());
