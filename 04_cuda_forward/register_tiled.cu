@@ -1,5 +1,5 @@
 // Register tiles. In tiled.cu every multiply-add reads its operands from shared memory, which can
-// deliver only a quarter of what the arithmetic units could use. Here a thread holds TR x TK
+// deliver at most half of what the arithmetic units could use. Here a thread holds TR x TK
 // scores, reads TR + TK groups of four numbers for 4 TR TK multiply-adds, and so is limited by
 // arithmetic.
 //
@@ -138,6 +138,7 @@ __global__ void __launch_bounds__(threads, D <= 64 ? 4 : 2)
       const float shift = m_new == -INFINITY ? 0 : m_new;
 
       // (5) P_ij = exp(S_ij - m_new);  l = exp(m - m_new) l + rowsum P_ij
+      // __expf: the hardware's exponential, less exact than expf; the tests' tolerance allows it
       const float rescale = __expf(m[i] - shift);
       float sum = 0;
       for (int j = 0; j < TK; ++j) {

@@ -1,5 +1,5 @@
-// What the kernels of this stage share: tiles in shared memory, and the two forms of product that
-// all five of the backward's products are. Threads and lanes as in stage 04's register_tiled:
+// What the kernels of this stage share: tiles in shared memory, and the two forms that all
+// products of the two owners have. Threads and lanes as in stage 04's register_tiled:
 //   a warp      4 TR rows of the tile that the block owns; its lanes lie in 4 rows of 8
 //   a thread    rows ty + 4 i (i < TR), columns tx + 8 j (j < TK) of a tile of scores,
 //               columns 4 tx + 32 y + {0, 1, 2, 3} of a gradient
@@ -150,7 +150,7 @@ __device__ void accumulate(float4 (&g)[Tile<D>::TR][Tile<D>::columns], const flo
 }
 
 // W[r0 + 4 i][tx + 8 j] = s[i][j]: from registers to where accumulate() reads. Only the warp's own
-// rows are written, and only the warp reads them.
+// rows are written, and only the warp reads them; all may after a __syncthreads.
 template <int D>
 __device__ void share(float* W, const float (&s)[Tile<D>::TR][Tile<D>::TK], int r0) {
   const int tx = threadIdx.x % 8;

@@ -67,13 +67,15 @@ void attention_backward(const Rows<const T>& Q, const Rows<const T>& K, const Ro
   // [end quote]
 }
 
-#define FA_INSTANTIATE(T)                                                                     \
-  template void attention_backward(                                                           \
-      const Rows<const T>&, const Rows<const T>&, const Rows<const T>&, const Rows<const T>&, \
-      const Rows<const T>&, const T*, T, const Mask&, std::int64_t, std::int64_t, T*,         \
-      const Rows<T>&, const Rows<T>&, const Rows<T>&)
-FA_INSTANTIATE(float);
-FA_INSTANTIATE(double);
-#undef FA_INSTANTIATE
+template void attention_backward(const Rows<const float>&, const Rows<const float>&,
+                                 const Rows<const float>&, const Rows<const float>&,
+                                 const Rows<const float>&, const float*, float, const Mask&,
+                                 std::int64_t, std::int64_t, float*, const Rows<float>&,
+                                 const Rows<float>&, const Rows<float>&);
+template void attention_backward(const Rows<const double>&, const Rows<const double>&,
+                                 const Rows<const double>&, const Rows<const double>&,
+                                 const Rows<const double>&, const double*, double, const Mask&,
+                                 std::int64_t, std::int64_t, double*, const Rows<double>&,
+                                 const Rows<double>&, const Rows<double>&);
 
 }  // namespace fa::cuda_backward

@@ -18,7 +18,7 @@ namespace {
 
 using namespace fa;
 using namespace fa::harness;
-using cuda_forward::Kernel, cuda_forward::Options;
+using cuda_forward::Kernel;
 using Int = std::int64_t;
 
 StageUnderTest stage(Kernel kernel, Int nan_tile) {

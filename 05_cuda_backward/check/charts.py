@@ -58,7 +58,7 @@ def charts(r: Results) -> list[Chart | Table]:
                                   *(significant(ratio(by[v][n], base, "time").mid) + "×"
                                     for v in ("with_dq", "in_loop", "atomic"))])
     return [speed, memory,
-            Table("speed", ["d", "mask", "N", "forward (04)", "backward", "both (ms)", "backward / forward",
+            Table("speed", ["d", "mask", "N", "forward (04), ms", "backward, ms", "both, ms", "backward / forward",
                             "a step: than storing P", "backward: than PyTorch memory-efficient",
                             "than PyTorch math"], passes),
             Table("delta", ["d", "N", "own kernel (ms)", "time with_dq", "time in_loop", "time atomic"], delta)]

@@ -187,6 +187,7 @@ void* fresh_stack(char* stack) {
 #else
   constexpr std::size_t frame = 160, return_address = 88;
 #endif
+  // NOLINTNEXTLINE(performance-no-int-to-ptr): rounded down, inside of the stack
   char* const at = reinterpret_cast<char*>(top - frame);
   std::memset(at, 0, frame);
   void (*const start)() = fiber_main;
