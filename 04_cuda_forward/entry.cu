@@ -1,4 +1,5 @@
 // From the public face to the kernels: check the arguments, choose, launch.
+#include <algorithm>
 #include <type_traits>
 
 #include "04_cuda_forward/cuda_forward.hpp"
@@ -30,9 +31,11 @@ std::string unsupported(const Problem& p, [[maybe_unused]] const Forward<float>&
 #ifdef FA_EMULATED
       return "baseline needs cuBLAS, which the CPU emulation does not have";
 #else
+      if (std::max(p.Nq, p.Nk) > 0x7fffffff || p.B * p.Hq > 0x7fffffff)
+        return "baseline: cuBLAS wants Nq, Nk and B Hq below 2^31";
       for (const auto& [name, row] :
            {std::pair{"Q", t.Q.row}, {"K", t.K.row}, {"V", t.V.row}, {"O", t.O.row}})
-        if (row < p.d)
+        if (row < p.d || row > 0x7fffffff)
           return std::string("baseline: cuBLAS wants rows of ") + name +
                  " at least d = " + std::to_string(p.d) + " elements apart, got " +
                  std::to_string(row);

@@ -106,14 +106,16 @@ __global__ void __launch_bounds__(threads, D <= 64 ? 3 : 2)
       // (2) P^T = exp(scale K_j Q_i^T - L_i), 0 where row i does not see j
       float P[TR][TK], dS[TR][TK];
       product<D>(P, Kj, QdOi, r0);
-      const bool full = rows == Br && mask.visible_keys(i0) >= j0 + Bc;
+      const bool full = mask.visible_keys(i0) >= j0 + Bc;
 #pragma unroll
       for (int c = 0; c < TK; ++c) {
         const int r = tx + 8 * c;
         // Columns are queries: how many keys of this tile does this one see?
-        const int n = full       ? Bc
-                      : r < rows ? int(max(mask.visible_keys(i0 + r) - j0, std::int64_t(0)))
-                                 : 0;
+        const bool none = r >= rows || L[r] == -INFINITY;
+        const std::int64_t seen_by_r = mask.visible_keys(i0 + min(r, rows - 1)) - j0;
+        const int n = none   ? 0
+                      : full ? Bc
+                             : int(min(max(seen_by_r, std::int64_t(0)), std::int64_t(Bc)));
         const float L_i = n > 0 ? L[r] : 0;
 #pragma unroll
         for (int i = 0; i < TR; ++i) P[i][c] = r0 + 4 * i < n ? __expf(scale * P[i][c] - L_i) : 0;
@@ -138,7 +140,7 @@ __global__ void __launch_bounds__(threads, D <= 64 ? 3 : 2)
         const float delta_i = tx + 8 * c < rows ? D_i[tx + 8 * c] : 0;
         // [step 05.7: from dP to dS, for the TR keys of this column (2 lines)]
 #pragma unroll
-        for (int i = 0; i < TR; ++i) dS[i][c] = P[i][c] * (dS[i][c] - delta_i);
+        for (int i = 0; i < TR; ++i) dS[i][c] = P[i][c] == 0 ? 0 : P[i][c] * (dS[i][c] - delta_i);
         // [end]
       }
       share<D>(Wij, dS, r0);

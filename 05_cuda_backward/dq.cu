@@ -78,11 +78,13 @@ __global__ void __launch_bounds__(threads, D <= 64 ? 3 : 2)
     const bool full = mask.visible_keys(i0) >= j0 + Bc;
 #pragma unroll
     for (int i = 0; i < TR; ++i) {
-      const int n = full ? Bc : int(mask.visible_keys(i0 + min(r0 + 4 * i, rows - 1)) - j0);
+      const int n = L[i] == -INFINITY ? 0  // a row without any weight
+                    : full            ? Bc
+                                      : int(mask.visible_keys(i0 + min(r0 + 4 * i, rows - 1)) - j0);
       // [step 05.4: turn S[i][j] into the gradient of the score; unseen keys have none (4 lines)]
       for (int j = 0; j < TK; ++j) {
         const float P = tx + 8 * j < n ? __expf(scale * S[i][j] - L[i]) : 0;
-        S[i][j] = P * (dP[i][j] - D_i[i]);
+        S[i][j] = P == 0 ? 0 : P * (dP[i][j] - D_i[i]);
       }
       // [end]
     }

@@ -1,5 +1,6 @@
 // From the public face to the kernels: check the arguments, choose, launch in order. All kernels of
 // a call go to one stream, so the second finds what the first has written.
+#include <algorithm>
 #include <type_traits>
 
 #include "05_cuda_backward/cuda_backward.hpp"
@@ -42,6 +43,10 @@ std::string unsupported(const Problem& p, [[maybe_unused]] const Backward<float>
 #ifdef FA_EMULATED
   return "stored needs cuBLAS, which the CPU emulation does not have";
 #else
+  if (p.Nq == 0 || p.Nk == 0) return "stored: empty problems are not supported";
+  if (std::max(p.Nq, p.Nk) > 0x7fffffff)
+    return "stored: cuBLAS wants Nq and Nk below 2^31, got " + std::to_string(p.Nq) + " and " +
+           std::to_string(p.Nk);
   if (p.Hq != p.Hkv) return "stored: groups of heads are not supported, Hq must equal Hkv";
   for (const auto& [tensor, row] : {std::pair{"Q", t.Q.row},
                                     {"K", t.K.row},
@@ -50,9 +55,10 @@ std::string unsupported(const Problem& p, [[maybe_unused]] const Backward<float>
                                     {"dQ", t.dQ.row},
                                     {"dK", t.dK.row},
                                     {"dV", t.dV.row}})
-    if (row < p.d)
+    if (row < p.d || row > 0x7fffffff)
       return std::string("stored: cuBLAS wants rows of ") + tensor +
-             " at least d = " + std::to_string(p.d) + " elements apart, got " + std::to_string(row);
+             " at least d = " + std::to_string(p.d) + " and less than 2^31 elements apart, got " +
+             std::to_string(row);
   return {};
 #endif
 }
@@ -76,19 +82,19 @@ void backward(const Problem& p, const Backward<T>& t, const Options& options) {
     if (p.B == 0 || p.Hkv == 0) return;
     // A block per 4 rows in the smallest kernel; a grid has at most 2^31 - 1 along x.
     const std::int64_t longest = std::max(std::max(p.Nq, p.Nk), std::int64_t(1));
-    require(p.B <= 0x7fffffff && p.Hq <= 0x7fffffff / p.B &&
-                longest / 4 + 1 <= 0x7fffffff / (p.B * p.Hq),
+    const std::int64_t heads = std::max(p.Hq, p.Hkv);
+    require(p.B <= 0x7fffffff && heads <= 0x7fffffff / p.B &&
+                longest / 4 + 1 <= 0x7fffffff / (p.B * heads),
             "cuda_backward: B Hq max(Nq, Nk) / 4 must be below 2^31, got B = ", p.B,
             ", Hq = ", p.Hq, ", Nq = ", p.Nq, ", Nk = ", p.Nk);
     const float scale = float(p.softmax_scale());
     float* D = static_cast<float*>(options.scratch);
     if (options.kernel == Kernel::stored) {
-      if (p.Nq > 0 && p.Nk > 0)
-        launch_stored(p, t, scale, D, D + p.B * p.Hq * p.Nq * p.Nk, options.stream);
+      launch_stored(p, t, scale, D, D + p.B * p.Hq * p.Nq * p.Nk, options.stream);
       return;
     }
     const bool atomic = options.kernel == Kernel::atomic;
-    if (p.Nq > 0) {
+    if (rows) {
       if (atomic || options.delta == Delta::own_kernel) launch_delta(p, t, D, options.stream);
       if (!atomic) launch_dq(p, t, scale, options.delta, D, options.stream);
     }

@@ -1,4 +1,5 @@
 // The saved context, and the public face of the backward on the CPU.
+#include <algorithm>
 #include <memory>
 
 #include "05_cuda_backward/cuda_backward.hpp"
@@ -40,10 +41,11 @@ void backward_on_cpu(const Problem& p, const Backward<T>& t, const CpuOptions& o
         std::fill_n(dV[j], p.d, T(0));
       }
       for (std::int64_t h = hk * group; h < (hk + 1) * group; ++h)
-        attention_backward<T>(
-            t.Q.rows(b, h, p.Nq, p.d), t.K.rows(b, hk, p.Nk, p.d), t.V.rows(b, hk, p.Nk, p.d),
-            t.O.rows(b, h, p.Nq, p.d), t.dO.rows(b, h, p.Nq, p.d), t.LSE + (b * p.Hq + h) * p.Nq,
-            scale, Mask(p, b), options.Br, options.Bc, D.get(), t.dQ.rows(b, h, p.Nq, p.d), dK, dV);
+        attention_backward<T>(t.Q.rows(b, h, p.Nq, p.d), t.K.rows(b, hk, p.Nk, p.d),
+                              t.V.rows(b, hk, p.Nk, p.d), t.O.rows(b, h, p.Nq, p.d),
+                              t.dO.rows(b, h, p.Nq, p.d), t.LSE + (b * p.Hq + h) * p.Nq, scale,
+                              Mask(p, b), std::min(options.Br, p.Nq), std::min(options.Bc, p.Nk),
+                              D.get(), t.dQ.rows(b, h, p.Nq, p.d), dK, dV);
     };
   });
 }

@@ -31,7 +31,9 @@ StageUnderTest stage(Kernel kernel, Int nan_tile) {
   s.promises.rejects_lengths = false;
   s.promises.large_scores = true;
   s.promises.nan_tile = nan_tile;
+#ifndef FA_EMULATED
   s.promises.host_memory = false;
+#endif
   // A GPU with little shared memory refuses some head dimensions, in words.
   s.promises.takes = [kernel](const Problem& p) {
     return cuda_forward::unsupported(p, Forward<float>{}, kernel).empty();
@@ -216,7 +218,7 @@ TEST_F(Streams, WorkIsPutOnTheStreamAndNobodyWaits) {
       FA_CUDA_CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
       cuda_forward::forward(p, t, {kernel, stream});  // the module may load at the first call
       FA_CUDA_CHECK(cudaStreamSynchronize(stream));
-      FA_CUDA_CHECK(cudaMemset(t.O.data, 0xff, sizeof(float) * 64 * 64));
+      FA_CUDA_CHECK(cudaMemsetAsync(t.O.data, 0xff, sizeof(float) * 64 * 64, stream));
       std::atomic<bool> go{false};
       FA_CUDA_CHECK(cudaLaunchHostFunc(
           stream, [](void* flag) { static_cast<std::atomic<bool>*>(flag)->wait(false); }, &go));

@@ -40,6 +40,7 @@ void attention_backward(const Rows<const T>& Q, const Rows<const T>& K, const Ro
     // Rows before the first that sees a key of this tile are skipped.
     for (std::int64_t i0 = mask.first_row(j0); i0 < Nq; i0 += Br)
       for (std::int64_t i = i0; i < std::min(i0 + Br, Nq); ++i) {
+        if (std::isinf(LSE[i])) continue;  // a row without any weight
         // A key that row i does not see has P = 0. It is left out, not multiplied by 0: its score
         // may lie above L_i, and exp could overflow.
         const std::int64_t n = std::clamp<std::int64_t>(mask.visible_keys(i) - j0, 0, cols);

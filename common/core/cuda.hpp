@@ -104,10 +104,11 @@ inline void check_launch(const char* kernel, const char* file, int line, const c
 // FA_LAUNCH(kernel, grid, block, shared_bytes, stream, arguments...):
 // kernel<<<grid, block, shared_bytes, stream>>>(arguments...), checked. It does not wait.
 #ifdef FA_EMULATED
-#define FA_LAUNCH(kernel, grid, block, shared_bytes, stream, ...)                             \
-  do {                                                                                        \
-    ::fa::emulator::launch(#kernel, grid, block, shared_bytes, [&] { kernel(__VA_ARGS__); }); \
-    ::fa::check_launch(#kernel, __FILE__, __LINE__, FA_BUILT_FOR, stream);                    \
+#define FA_LAUNCH(kernel, grid, block, shared_bytes, stream, ...)                         \
+  do {                                                                                    \
+    ::fa::emulator::launch(#kernel, reinterpret_cast<const void*>(&*kernel), grid, block, \
+                           shared_bytes, [&] { kernel(__VA_ARGS__); });                   \
+    ::fa::check_launch(#kernel, __FILE__, __LINE__, FA_BUILT_FOR, stream);                \
   } while (false)
 #else
 #define FA_LAUNCH(kernel, grid, block, shared_bytes, stream, ...)          \

@@ -137,7 +137,7 @@ void backward_layouts(Run& run) {
                                                   {Order::BHND, 5, 3, false, false},
                                                   {Order::BHND, 0, 1, true, false},
                                                   {Order::BNHD, 2, 0, false, true}})
-    run.backward({shape(18, 35, 13, 2, 4, 2), {}, layout});
+    for (Int d : {13, 16}) run.backward({shape(18, 35, d, 2, 4, 2), {}, layout});
 }
 
 void backward_scale(Run& run) {
@@ -151,7 +151,8 @@ void backward_scale(Run& run) {
 
 void backward_empty(Run& run) {
   // A sum over no queries is 0, and so are the gradients of keys that nobody asks.
-  for (const Problem& p : {shape(5, 7, 8, 0, 2, 1), shape(0, 7, 8), shape(5, 0, 8, 2, 2, 1)})
+  for (const Problem& p :
+       {shape(5, 7, 8, 0, 2, 1), shape(0, 7, 8), shape(5, 0, 8, 2, 2, 1), shape(5, 7, 8, 1, 0, 2)})
     run.backward({p});
 }
 

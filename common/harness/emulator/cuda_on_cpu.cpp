@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <stdexcept>
@@ -156,8 +157,9 @@ struct Launch {
 
 std::mutex one_launch_at_a_time;
 Launch* running = nullptr;
+unsigned launches = 0;  // the first warp comes first in every second block, of every second launch
 thread_local cudaError_t last_error = cudaSuccess;
-std::vector<std::pair<const void*, int>> allowed_shared;  // guarded by the same mutex
+std::map<const void*, int> allowed_shared;  // by kernel; guarded by the same mutex
 
 Fiber& self() { return running->fibers[running->current]; }
 
@@ -249,7 +251,7 @@ void run_block() {
     for (Fiber& f : fibers)
       if (f.state == State::waits_for_block) f.state = State::ready;
     for (unsigned w = 0; w < warps; ++w) {
-      const unsigned first = (blockIdx.x % 2 ? warps - 1 - w : w) * warp_size;
+      const unsigned first = ((blockIdx.x + launches) % 2 ? warps - 1 - w : w) * warp_size;
       const unsigned end = std::min(first + warp_size, n);
       do
         for (unsigned t = first; t < end; ++t)
@@ -284,12 +286,13 @@ std::uint64_t exchange(unsigned mask, std::uint64_t value, unsigned source) {
   return result;
 }
 
-void launch(const char* kernel, dim3 grid, dim3 block, std::size_t shared_bytes,
-            const std::function<void()>& thread) {
+void launch(const char* kernel, const void* function, dim3 grid, dim3 block,
+            std::size_t shared_bytes, const std::function<void()>& thread) {
   const std::lock_guard lock(one_launch_at_a_time);
   const std::uint64_t threads = std::uint64_t(block.x) * block.y * block.z;
   std::size_t limit = shared_without_asking;
-  for (auto& [_, bytes] : allowed_shared) limit = std::max(limit, std::size_t(bytes));
+  if (const auto asked = allowed_shared.find(function); asked != allowed_shared.end())
+    limit = std::max(limit, std::size_t(asked->second));
   if (threads == 0 || threads > 1024 || grid.x == 0 || grid.x > 0x7fffffff || grid.y == 0 ||
       grid.y > 65535 || grid.z == 0 || grid.z > 65535) {
     last_error = cudaErrorInvalidConfiguration;
@@ -312,12 +315,16 @@ void launch(const char* kernel, dim3 grid, dim3 block, std::size_t shared_bytes,
   // Exactly as long as asked for, so that AddressSanitizer sees an access beyond it.
   launch.shared = std::make_unique_for_overwrite<char[]>(shared_bytes);
   running = &launch;
+  ++launches;
   gridDim = grid;
   blockDim = block;
   for (blockIdx.z = 0; blockIdx.z < grid.z; ++blockIdx.z)
     for (blockIdx.y = 0; blockIdx.y < grid.y; ++blockIdx.y)
       for (blockIdx.x = 0; blockIdx.x < grid.x; ++blockIdx.x) {
-        for (Fiber& f : launch.fibers) f.state = State::fresh;
+        for (Fiber& f : launch.fibers) {
+          f.state = State::fresh;
+          f.warp_phase = f.block_phase = 0;
+        }
         std::memset(launch.shared.get(), 0xff, shared_bytes);  // NaN
         if (__start_fa_shared)
           std::memset(__start_fa_shared, 0xff, std::size_t(__stop_fa_shared - __start_fa_shared));
@@ -332,7 +339,7 @@ void launch(const char* kernel, dim3 grid, dim3 block, std::size_t shared_bytes,
 cudaError_t allow_dynamic_shared_memory(const void* kernel, int bytes) {
   const std::lock_guard lock(one_launch_at_a_time);
   if (bytes < 0 || std::size_t(bytes) > shared_limit) return last_error = cudaErrorInvalidValue;
-  allowed_shared.push_back({kernel, bytes});
+  allowed_shared[kernel] = bytes;
   return cudaSuccess;
 }
 

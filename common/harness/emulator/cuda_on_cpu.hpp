@@ -103,8 +103,8 @@ T shuffle(unsigned mask, T value, unsigned source) {
 // Runs `thread` once per thread of every block. A launch that a GPU would refuse sets the error
 // that cudaGetLastError() returns. Throws std::logic_error where threads wait for each other for
 // ever.
-void launch(const char* kernel, dim3 grid, dim3 block, std::size_t shared_bytes,
-            const std::function<void()>& thread);
+void launch(const char* kernel, const void* function, dim3 grid, dim3 block,
+            std::size_t shared_bytes, const std::function<void()>& thread);
 }  // namespace fa::emulator
 
 template <class T>

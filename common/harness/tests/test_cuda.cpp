@@ -1,6 +1,7 @@
 // Tests of common/core/cuda.hpp on a GPU and, with FA_EMULATED, of the emulator.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <numeric>
 #include <vector>
@@ -99,7 +100,8 @@ TEST(Emulator, AMissingBarrierShowsEveryTime) {
   std::vector<float> in(256), out(256);
   std::iota(in.begin(), in.end(), 0.0f);
   test_kernels::reverse(in.data(), out.data(), false);
-  EXPECT_TRUE(std::isnan(out[0])) << "thread 0 must not see what thread 255 has not written";
+  const auto unwritten = std::count_if(out.begin(), out.end(), [](float x) { return x != x; });
+  EXPECT_GE(unwritten, 128) << "a warp that comes first must not see what later ones will write";
 }
 TEST(Emulator, SharedMemoryBeginsAsNaN) {
   std::vector<float> out(32, 0.0f);
