@@ -38,7 +38,8 @@ def charts(r: Results) -> list[Chart | Table]:
 
     memory = Chart("memory", "Device memory: tensors and scratch", [
         Lines(f"GiB, d = {d}", [gib("baseline", "baseline", "previous", d), gib("tiled, register_tiled", "tiled", "this", d)],
-              "N, sequence length (B = 4, H = 8)") for d in (64, 128)])
+              "N, sequence length (B = 4, H = 8)") for d in (64, 128)],
+        subtitle=f"{r.context['device']} · f32 · tensors as counted, scratch as the benchmark asked for it")
 
     table_rows = []
     for d in (64, 128):

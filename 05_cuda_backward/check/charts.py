@@ -35,7 +35,8 @@ def charts(r: Results) -> list[Chart | Table]:
     memory = Chart("memory", "Device memory of a backward: tensors, LSE and scratch", [
         Lines(f"GiB, d = {d}", [gib("stores P and dP", "stored", "previous", d),
                                 gib("recomputes", "two_kernels", "this", d)],
-              "N, sequence length (B = 4, H = 8)") for d in (64, 128)])
+              "N, sequence length (B = 4, H = 8)") for d in (64, 128)],
+        subtitle=f"{r.context['device']} · f32 · tensors as counted, scratch as the benchmark asked for it")
 
     passes = []
     delta = []
