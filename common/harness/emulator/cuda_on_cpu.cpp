@@ -157,7 +157,6 @@ struct Launch {
 
 std::mutex one_launch_at_a_time;
 Launch* running = nullptr;
-unsigned launches = 0;  // the first warp comes first in every second block, of every second launch
 thread_local cudaError_t last_error = cudaSuccess;
 std::map<const void*, int> allowed_shared;  // by kernel; guarded by the same mutex
 
@@ -251,7 +250,7 @@ void run_block() {
     for (Fiber& f : fibers)
       if (f.state == State::waits_for_block) f.state = State::ready;
     for (unsigned w = 0; w < warps; ++w) {
-      const unsigned first = ((blockIdx.x + launches) % 2 ? warps - 1 - w : w) * warp_size;
+      const unsigned first = (blockIdx.x % 2 ? warps - 1 - w : w) * warp_size;
       const unsigned end = std::min(first + warp_size, n);
       do
         for (unsigned t = first; t < end; ++t)
@@ -315,7 +314,6 @@ void launch(const char* kernel, const void* function, dim3 grid, dim3 block,
   // Exactly as long as asked for, so that AddressSanitizer sees an access beyond it.
   launch.shared = std::make_unique_for_overwrite<char[]>(shared_bytes);
   running = &launch;
-  ++launches;
   gridDim = grid;
   blockDim = block;
   for (blockIdx.z = 0; blockIdx.z < grid.z; ++blockIdx.z)

@@ -3,9 +3,9 @@
 //
 // Blocks run one after the other. The threads of a block are fibers, each with a stack of its own,
 // that take turns: a thread runs until it reaches a barrier, a warp until all its threads wait at
-// __syncthreads, and only then the next; in every second block the last warp comes first. So a
-// missing __syncthreads shows every time, in the same way: a warp reads what others have not
-// written yet, or overwrites what they have not read. Built with
+// __syncthreads, and only then the next; in every second block the last warp comes first. So what a
+// missing __syncthreads breaks is the same in every run: a warp reads what others have not written
+// yet, or overwrites what they have not read. Built with
 // ThreadSanitizer, every fiber counts as a thread and only barriers order them: a race is reported
 // with its lines even where the result happens to be right.
 //

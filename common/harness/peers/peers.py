@@ -154,9 +154,6 @@ def row(name: str, ms: float, flops: float, index: int) -> dict[str, object]:
             "threads": 1, "iterations": 1, "real_time": ms, "cpu_time": ms, "time_unit": "ms", "flops": 1e3 * flops / ms}
 
 
-Measure = Callable[[Case], dict[str, tuple[str, Callable[[], object]]]]
-
-
 def run(description: str, what: str, prepare: Callable[[Library, Case], dict[str, Callable[[], object]]],
         dtype: str) -> int:
     """prepare(library, case) -> what to time, by variant; it verifies each result first."""
