@@ -74,7 +74,8 @@ struct Options {
   Kernel kernel = Kernel::two_kernels;
   Delta delta = Delta::own_kernel;
   cudaStream_t stream = nullptr;
-  void* scratch = nullptr;  // scratch_bytes() of device memory; null if that is 0
+  void* scratch = nullptr;   // scratch_bytes() of device memory; null if that is 0
+  bool small_tiles = false;  // taken anyway where the large ones do not fit (64 KiB: a T4)
 };
 
 // D, [B, Hq, Nq] floats, unless it is computed in the loop. For `stored`: P and dP, 8 B Hq Nq Nk
@@ -104,14 +105,14 @@ void backward(const Problem& p, const Backward<T>& t, const Options& options = {
 inline constexpr int max_d = 128;
 
 void launch_delta(const Problem& p, const Backward<float>& t, float* D, cudaStream_t stream);
-void launch_dq(const Problem& p, const Backward<float>& t, float scale, Delta delta, float* D,
-               cudaStream_t stream);
-void launch_dkv(const Problem& p, const Backward<float>& t, float scale, Delta delta,
-                const float* D, cudaStream_t stream);
-void launch_atomic(const Problem& p, const Backward<float>& t, float scale, const float* D,
-                   cudaStream_t stream);
+void launch_dq(const Problem& p, const Backward<float>& t, float scale, const Options& options,
+               float* D);
+void launch_dkv(const Problem& p, const Backward<float>& t, float scale, const Options& options,
+                const float* D);
+void launch_atomic(const Problem& p, const Backward<float>& t, float scale, const Options& options,
+                   const float* D);
 void launch_stored(const Problem& p, const Backward<float>& t, float scale, const float* P,
                    float* dP, cudaStream_t stream);
-std::size_t shared_bytes(std::int64_t d);  // of a block, in all kernels
+std::size_t shared_bytes(std::int64_t d, bool small_tiles);  // of a block, in all kernels
 
 }  // namespace fa::cuda_backward

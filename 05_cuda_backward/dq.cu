@@ -18,16 +18,15 @@ __global__ void delta_kernel(Problem p, Backward<float> t, float* D) {
 }
 
 // [quote kernel]
-template <int D>
-__global__ void __launch_bounds__(threads, D <= 64 ? 3 : 2)
+template <class Tile>
+__global__ void __launch_bounds__(threads, Tile::D <= 64 ? 3 : 2)
     dq_kernel(Problem p, Backward<float> t, float scale, Delta delta, float* D_rows,
               bool vectorised) {
-  using Sizes = Tile<D>;
-  constexpr int TR = Sizes::TR, TK = Sizes::TK, Br = Sizes::rows, Bc = Sizes::cols;
-  float* Qi = dynamic_shared<float>();    // [Br, pitch]
-  float* dOi = Qi + Br * Sizes::pitch;    // [Br, pitch]
-  float* KVj = dOi + Br * Sizes::pitch;   // [Bc, pitch]: first V_j, then K_j
-  float* dSij = KVj + Bc * Sizes::pitch;  // [Br, score_pitch]; at first, D_i
+  constexpr int TR = Tile::TR, TK = Tile::TK, Br = Tile::rows, Bc = Tile::cols;
+  float* Qi = dynamic_shared<float>();   // [Br, pitch]
+  float* dOi = Qi + Br * Tile::pitch;    // [Br, pitch]
+  float* KVj = dOi + Br * Tile::pitch;   // [Bc, pitch]: first V_j, then K_j
+  float* dSij = KVj + Bc * Tile::pitch;  // [Br, score_pitch]; at first, D_i
 
   const int tx = threadIdx.x % 8, r0 = threadIdx.x / 32 * 4 * TR + threadIdx.x % 32 / 8;
   const int d = int(p.d);
@@ -38,12 +37,12 @@ __global__ void __launch_bounds__(threads, D <= 64 ? 3 : 2)
   const Mask mask(p, b);
   const auto K = t.K.rows(b, hk, p.Nk, d), V = t.V.rows(b, hk, p.Nk, d);
 
-  load<D, Br>(Qi, t.Q.rows(b, h, p.Nq, d), i0, rows, vectorised);
-  load<D, Br>(dOi, t.dO.rows(b, h, p.Nq, d), i0, rows, vectorised);
+  load<Tile, Br>(Qi, t.Q.rows(b, h, p.Nq, d), i0, rows, vectorised);
+  load<Tile, Br>(dOi, t.dO.rows(b, h, p.Nq, d), i0, rows, vectorised);
   __syncthreads();  // both tiles are complete
   const float* deltas = D_rows + head * p.Nq + i0;
   if (delta != Delta::own_kernel) {
-    row_deltas<D>(dSij, dOi, t.O.rows(b, h, p.Nq, d), i0, rows);
+    row_deltas<Tile>(dSij, dOi, t.O.rows(b, h, p.Nq, d), i0, rows);
     __syncthreads();  // the deltas are there, for all warps
     if (delta == Delta::with_dq && int(threadIdx.x) < rows)
       D_rows[head * p.Nq + i0 + threadIdx.x] = dSij[threadIdx.x];
@@ -56,25 +55,25 @@ __global__ void __launch_bounds__(threads, D <= 64 ? 3 : 2)
     D_i[i] = deltas[r];
   }
 
-  float4 dQ[TR][Sizes::columns];
-  clear<D>(dQ);
+  float4 dQ[TR][Tile::columns];
+  clear<Tile>(dQ);
   const std::int64_t end = mask.visible_keys(i0 + rows - 1);
   for (std::int64_t j0 = 0; j0 < end; j0 += Bc) {
     const int cols = int(min(std::int64_t(Bc), end - j0));
     __syncthreads();  // K_j of the tile before is no longer read, nor D_i in dSij
-    load<D, Bc>(KVj, V, j0, cols, vectorised);
+    load<Tile, Bc>(KVj, V, j0, cols, vectorised);
     __syncthreads();  // V_j is complete
 
     // (3) dP_ij = dO_i V_j^T
     float dP[TR][TK], S[TR][TK];
-    product<D>(dP, dOi, KVj, r0);
+    product<Tile>(dP, dOi, KVj, r0);
 
     __syncthreads();  // V_j is no longer read
-    load<D, Bc>(KVj, K, j0, cols, vectorised);
+    load<Tile, Bc>(KVj, K, j0, cols, vectorised);
     __syncthreads();  // K_j is complete
 
     // (2) P_ij = exp(scale Q_i K_j^T - L_i), 0 where row i does not see j;  (4) dS = P (dP - D)
-    product<D>(S, Qi, KVj, r0);
+    product<Tile>(S, Qi, KVj, r0);
     const bool full = mask.visible_keys(i0) >= j0 + Bc;
 #pragma unroll
     for (int i = 0; i < TR; ++i) {
@@ -90,32 +89,30 @@ __global__ void __launch_bounds__(threads, D <= 64 ? 3 : 2)
     }
 
     // (5) dQ_i += dS_ij K_j
-    share<D>(dSij, S, r0);
+    share<Tile>(dSij, S, r0);
     // [step 05.5: the one product that dQ is made of (1 line)]
-    accumulate<D>(dQ, dSij, KVj, r0);
+    accumulate<Tile>(dQ, dSij, KVj, r0);
     // [end]
   }
-  store<D>(t.dQ.rows(b, h, p.Nq, d), i0, rows, r0, scale, dQ, vectorised);
+  store<Tile>(t.dQ.rows(b, h, p.Nq, d), i0, rows, r0, scale, dQ, vectorised);
 }
 // [end quote]
 
-template <int D>
+template <class Tile>
 void launch(const Problem& p, const Backward<float>& t, float scale, Delta delta, float* D_rows,
             cudaStream_t stream) {
-  const auto dq = dq_kernel<D>;
-  const std::size_t bytes = Tile<D>::shared_bytes;
+  const auto dq = dq_kernel<Tile>;
+  const std::size_t bytes = Tile::shared_bytes;
   allow_shared_memory(dq, bytes);
-  const std::int64_t blocks = p.B * p.Hq * ((p.Nq + Tile<D>::rows - 1) / Tile<D>::rows);
+  const std::int64_t blocks = p.B * p.Hq * ((p.Nq + Tile::rows - 1) / Tile::rows);
   FA_LAUNCH(dq, dim3(unsigned(blocks)), dim3(threads), bytes, stream, p, t, scale, delta, D_rows,
             all_aligned(p, t));
 }
 
 }  // namespace
 
-std::size_t shared_bytes(std::int64_t d) {
-  return d <= 32   ? Tile<32>::shared_bytes
-         : d <= 64 ? Tile<64>::shared_bytes
-                   : Tile<128>::shared_bytes;
+std::size_t shared_bytes(std::int64_t d, bool small_tiles) {
+  return with_tile(d, small_tiles, [](auto tile) { return decltype(tile)::shared_bytes; });
 }
 
 void launch_delta(const Problem& p, const Backward<float>& t, float* D, cudaStream_t stream) {
@@ -123,9 +120,11 @@ void launch_delta(const Problem& p, const Backward<float>& t, float* D, cudaStre
   FA_LAUNCH(delta_kernel, dim3(unsigned(blocks)), dim3(threads), 0, stream, p, t, D);
 }
 
-void launch_dq(const Problem& p, const Backward<float>& t, float scale, Delta delta, float* D,
-               cudaStream_t stream) {
-  (p.d <= 32 ? launch<32> : p.d <= 64 ? launch<64> : launch<128>)(p, t, scale, delta, D, stream);
+void launch_dq(const Problem& p, const Backward<float>& t, float scale, const Options& options,
+               float* D) {
+  with_tile(p.d, options.small_tiles, [&](auto tile) {
+    launch<decltype(tile)>(p, t, scale, options.delta, D, options.stream);
+  });
 }
 
 }  // namespace fa::cuda_backward

@@ -39,7 +39,8 @@ std::size_t scratch_bytes(const Problem& p, const Options& options) {
 std::string unsupported(const Problem& p, [[maybe_unused]] const Backward<float>& t,
                         const Options& options) {
   if (options.kernel != Kernel::stored)
-    return too_little_shared_memory(name(options.kernel), shared_bytes(p.d), shared_memory_limit());
+    return too_little_shared_memory(name(options.kernel), shared_bytes(p.d, true),
+                                    shared_memory_limit());
 #ifdef FA_EMULATED
   return "stored needs cuBLAS, which the CPU emulation does not have";
 #else
@@ -64,13 +65,15 @@ std::string unsupported(const Problem& p, [[maybe_unused]] const Backward<float>
 }
 
 template <class T>
-void backward(const Problem& p, const Backward<T>& t, const Options& options) {
+void backward(const Problem& p, const Backward<T>& t, const Options& asked) {
   if constexpr (!std::is_same_v<T, float>) {
     require(false, "cuda_backward: T must be float, got elements of ", sizeof(T),
             " bytes; double is for backward_on_cpu, half precision begins in stage 06");
   } else {
     check_problem("cuda_backward", p, max_d);
     check_tensors("cuda_backward", p, t);
+    Options options = asked;
+    if (shared_bytes(p.d, false) > shared_memory_limit()) options.small_tiles = true;
     const bool rows = p.B > 0 && p.Hq > 0 && p.Nq > 0;
     require(!rows || t.LSE, "cuda_backward: LSE must not be null; let the forward write it");
     require(!rows || t.O.data, "cuda_backward: O must not be null; the forward returned it");
@@ -96,12 +99,12 @@ void backward(const Problem& p, const Backward<T>& t, const Options& options) {
     const bool atomic = options.kernel == Kernel::atomic;
     if (rows) {
       if (atomic || options.delta == Delta::own_kernel) launch_delta(p, t, D, options.stream);
-      if (!atomic) launch_dq(p, t, scale, options.delta, D, options.stream);
+      if (!atomic) launch_dq(p, t, scale, options, D);
     }
     if (atomic)
-      launch_atomic(p, t, scale, D, options.stream);
+      launch_atomic(p, t, scale, options, D);
     else if (p.Nk > 0)
-      launch_dkv(p, t, scale, options.delta, D, options.stream);
+      launch_dkv(p, t, scale, options, D);
   }
 }
 

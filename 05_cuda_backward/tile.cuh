@@ -12,9 +12,9 @@ inline constexpr int warps = 4, threads = 32 * warps;
 
 // For head dimensions of at most D. `rows`: of the tile that the block owns. `cols`: of the tiles
 // that come by. Rows are padded so that what 8 lanes touch at once lies in different banks.
-template <int D>
+template <int D_, int TR_, int TK_>
 struct Tile {
-  static constexpr int TR = 4, TK = D <= 64 ? 8 : 4;
+  static constexpr int D = D_, TR = TR_, TK = TK_;
   static constexpr int rows = warps * 4 * TR, cols = 8 * TK;
   static constexpr int columns = (D + 31) / 32;
   static constexpr int pitch = D + 4, score_pitch = cols + 8;
@@ -22,6 +22,15 @@ struct Tile {
   static constexpr std::size_t shared_bytes =
       sizeof(float) * (2 * rows * pitch + cols * pitch + rows * score_pitch + 2 * cols);
 };
+
+// f(Tile()) with the tile for head dimension d. The small ones fit into 64 KiB (a T4), the large
+// ones read shared memory less often.
+template <class F>
+auto with_tile(std::int64_t d, bool small, F f) {
+  if (d <= 32) return f(Tile<32, 4, 8>());
+  if (d <= 64) return small ? f(Tile<64, 4, 4>()) : f(Tile<64, 4, 8>());
+  return small ? f(Tile<128, 2, 4>()) : f(Tile<128, 4, 4>());
+}
 
 // Four numbers at once need addresses that are multiples of 16 bytes: the first and all strides.
 template <class T>
@@ -39,11 +48,11 @@ inline bool all_aligned(const Problem& p, const Backward<float>& t) {
 __device__ inline float4 load4(const float* p) { return *reinterpret_cast<const float4*>(p); }
 
 // tile[r][x] = X[first + r][x] for r < rows and x < d; rows and columns beyond are 0.
-template <int D, int tile_rows>
+template <class Tile, int tile_rows>
 __device__ void load(float* tile, const Rows<const float>& X, std::int64_t first, int rows,
                      bool vectorised) {
-  constexpr int at_once = threads / (D / 4);
-  const int d = int(X.cols), r0 = threadIdx.x / (D / 4), x = threadIdx.x % (D / 4) * 4;
+  constexpr int lanes = Tile::D / 4, at_once = threads / lanes;
+  const int d = int(X.cols), r0 = threadIdx.x / lanes, x = threadIdx.x % lanes * 4;
   const float* from = X[first + r0] + x;
 #pragma unroll
   for (int r = r0; r < r0 + tile_rows; r += at_once) {
@@ -55,21 +64,21 @@ __device__ void load(float* tile, const Rows<const float>& X, std::int64_t first
         four = make_float4(from[0], x + 1 < d ? from[1] : 0, x + 2 < d ? from[2] : 0,
                            x + 3 < d ? from[3] : 0);
     }
-    *reinterpret_cast<float4*>(tile + r * Tile<D>::pitch + x) = four;
+    *reinterpret_cast<float4*>(tile + r * Tile::pitch + x) = four;
     from += at_once * X.stride;
   }
 }
 
 // X[first + r0 + 4 i][...] = scale g[i], for the rows of the tile that exist.
-template <int D>
+template <class Tile>
 __device__ void store(const Rows<float>& X, std::int64_t first, int rows, int r0, float scale,
-                      const float4 (&g)[Tile<D>::TR][Tile<D>::columns], bool vectorised) {
+                      const float4 (&g)[Tile::TR][Tile::columns], bool vectorised) {
   const int d = int(X.cols), tx = threadIdx.x % 8;
 #pragma unroll
-  for (int i = 0; i < Tile<D>::TR; ++i) {
+  for (int i = 0; i < Tile::TR; ++i) {
     if (r0 + 4 * i >= rows) continue;
 #pragma unroll
-    for (int y = 0; y < Tile<D>::columns; ++y) {
+    for (int y = 0; y < Tile::columns; ++y) {
       const int x = 4 * tx + 32 * y;
       float* to = X[first + r0 + 4 * i] + x;
       const float4 v =
@@ -86,26 +95,25 @@ __device__ void store(const Rows<float>& X, std::int64_t first, int rows, int r0
   }
 }
 
-template <int D>
-__device__ void clear(float4 (&g)[Tile<D>::TR][Tile<D>::columns]) {
+template <class Tile>
+__device__ void clear(float4 (&g)[Tile::TR][Tile::columns]) {
 #pragma unroll
-  for (int i = 0; i < Tile<D>::TR; ++i)
+  for (int i = 0; i < Tile::TR; ++i)
 #pragma unroll
-    for (int y = 0; y < Tile<D>::columns; ++y) g[i][y] = make_float4(0, 0, 0, 0);
+    for (int y = 0; y < Tile::columns; ++y) g[i][y] = make_float4(0, 0, 0, 0);
 }
 
 // s = A B^T: rows of A are the block's (r0 + 4 i), rows of B are the columns of s (tx + 8 j).
-template <int D>
-__device__ void product(float (&s)[Tile<D>::TR][Tile<D>::TK], const float* A, const float* B,
-                        int r0) {
-  constexpr int TR = Tile<D>::TR, TK = Tile<D>::TK, pitch = Tile<D>::pitch;
+template <class Tile>
+__device__ void product(float (&s)[Tile::TR][Tile::TK], const float* A, const float* B, int r0) {
+  constexpr int TR = Tile::TR, TK = Tile::TK, pitch = Tile::pitch;
   const int tx = threadIdx.x % 8;
 #pragma unroll
   for (int i = 0; i < TR; ++i)
 #pragma unroll
     for (int j = 0; j < TK; ++j) s[i][j] = 0;
 #pragma unroll 2
-  for (int x = 0; x < D; x += 4) {
+  for (int x = 0; x < Tile::D; x += 4) {
     float4 a[TR];
 #pragma unroll
     for (int i = 0; i < TR; ++i) a[i] = load4(A + (r0 + 4 * i) * pitch + x);
@@ -124,21 +132,21 @@ __device__ void product(float (&s)[Tile<D>::TR][Tile<D>::TK], const float* A, co
 }
 
 // g += W X: W, [rows, cols], are weights in shared memory; rows of X are the columns of W.
-template <int D>
-__device__ void accumulate(float4 (&g)[Tile<D>::TR][Tile<D>::columns], const float* W,
-                           const float* X, int r0) {
-  constexpr int TR = Tile<D>::TR, columns = Tile<D>::columns;
+template <class Tile>
+__device__ void accumulate(float4 (&g)[Tile::TR][Tile::columns], const float* W, const float* X,
+                           int r0) {
+  constexpr int TR = Tile::TR, columns = Tile::columns;
   const int tx = threadIdx.x % 8;
 #pragma unroll 2
-  for (int c = 0; c < Tile<D>::cols; c += 4) {
+  for (int c = 0; c < Tile::cols; c += 4) {
     float4 weight[TR];
 #pragma unroll
-    for (int i = 0; i < TR; ++i) weight[i] = load4(W + (r0 + 4 * i) * Tile<D>::score_pitch + c);
+    for (int i = 0; i < TR; ++i) weight[i] = load4(W + (r0 + 4 * i) * Tile::score_pitch + c);
 #pragma unroll
     for (int k = 0; k < 4; ++k)
 #pragma unroll
       for (int y = 0; y < columns; ++y) {
-        const float4 v = load4(X + (c + k) * Tile<D>::pitch + 4 * tx + 32 * y);
+        const float4 v = load4(X + (c + k) * Tile::pitch + 4 * tx + 32 * y);
 #pragma unroll
         for (int i = 0; i < TR; ++i) {
           const float w = (&weight[i].x)[k];
@@ -151,26 +159,25 @@ __device__ void accumulate(float4 (&g)[Tile<D>::TR][Tile<D>::columns], const flo
 
 // W[r0 + 4 i][tx + 8 j] = s[i][j]: from registers to where accumulate() reads. Only the warp's own
 // rows are written, and only the warp reads them; all may after a __syncthreads.
-template <int D>
-__device__ void share(float* W, const float (&s)[Tile<D>::TR][Tile<D>::TK], int r0) {
+template <class Tile>
+__device__ void share(float* W, const float (&s)[Tile::TR][Tile::TK], int r0) {
   const int tx = threadIdx.x % 8;
   __syncwarp();  // what was there has been read
 #pragma unroll
-  for (int i = 0; i < Tile<D>::TR; ++i)
+  for (int i = 0; i < Tile::TR; ++i)
 #pragma unroll
-    for (int j = 0; j < Tile<D>::TK; ++j)
-      W[(r0 + 4 * i) * Tile<D>::score_pitch + tx + 8 * j] = s[i][j];
+    for (int j = 0; j < Tile::TK; ++j) W[(r0 + 4 * i) * Tile::score_pitch + tx + 8 * j] = s[i][j];
   __syncwarp();  // what is there now may be read
 }
 
 // delta[r] = dO_r . O_r for r < rows, by a warp per row; the tile of dO is in shared memory.
-template <int D>
+template <class Tile>
 __device__ void row_deltas(float* delta, const float* dO, const Rows<const float>& O,
                            std::int64_t first, int rows) {
   const int lane = threadIdx.x % 32;
   for (int r = threadIdx.x / 32; r < rows; r += warps) {
     float sum = 0;
-    for (int x = lane; x < O.cols; x += 32) sum += dO[r * Tile<D>::pitch + x] * O[first + r][x];
+    for (int x = lane; x < O.cols; x += 32) sum += dO[r * Tile::pitch + x] * O[first + r][x];
     for (int bits = 16; bits > 0; bits /= 2) sum += __shfl_xor_sync(0xffffffff, sum, bits);
     if (lane == 0) delta[r] = sum;
   }

@@ -162,11 +162,18 @@ TEST_F(Gpu, SaysHowMuchSharedMemoryIsMissing) {
   EXPECT_EQ(too_little_shared_memory("register_tiled", 86016, 65536),
             "register_tiled needs 86016 bytes of shared memory per block, this GPU has 65536");
   EXPECT_EQ(too_little_shared_memory("register_tiled", 65536, 65536), "");
-  // One of the two holds on every GPU; where the kernel does not fit, tiled steps in.
   ForwardCase<float> c(spec(2, 2, 128), false);
   const std::string why = cuda_forward::unsupported(c.p, c.call().t, Kernel::register_tiled);
   const std::size_t needs = cuda_forward::register_tiled_shared_bytes(128);
   EXPECT_EQ(why.empty(), needs <= shared_memory_limit()) << why;
+#ifdef FA_EMULATED
+  // A T4 has 64 KiB: register_tiled does not fit, and tiled steps in.
+  emulator::LessSharedMemory t4(64 * 1024);
+  EXPECT_NE(refusal([&] { run(c, Kernel::register_tiled); }).find(std::to_string(needs)),
+            std::string::npos);
+  EXPECT_EQ(run(c, Kernel::best), Kernel::tiled);
+  EXPECT_EQ(c.verdict(), "");
+#endif
 }
 
 #ifdef FA_EMULATED

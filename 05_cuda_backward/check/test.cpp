@@ -79,7 +79,8 @@ const bool registered =
     register_conformance(on_gpu("two_kernels", {})) &&
     register_conformance(on_gpu("with_dq", {Kernel::two_kernels, Delta::with_dq})) &&
     register_conformance(on_gpu("in_loop", {Kernel::two_kernels, Delta::in_loop})) &&
-    register_conformance(on_gpu("atomic", {Kernel::atomic}));
+    register_conformance(on_gpu("atomic", {Kernel::atomic})) &&
+    register_conformance(on_gpu("small_tiles", {.small_tiles = true}));
 
 Spec spec(Int Nq, Int Nk, Int d, Causal causal = Causal::none) {
   Spec s;
@@ -283,10 +284,27 @@ TEST_F(Gpu, RefusesOtherTypesThanFloat) {
 TEST_F(Gpu, SaysHowMuchSharedMemoryIsMissing) {
   BackwardCase<float> c(spec(2, 2, 128));
   const std::string why = unsupported(c.p, c.call().t, {});
-  EXPECT_EQ(why.empty(), shared_bytes(128) <= shared_memory_limit()) << why;
+  EXPECT_EQ(why.empty(), shared_bytes(128, true) <= shared_memory_limit()) << why;
 }
 
 #ifdef FA_EMULATED
+// A T4 has 64 KiB; no GPU that the Toolkit knows has less than 48.
+TEST_F(Gpu, TakesWhatSharedMemoryThereIs) {
+  for (Int d : {32, 64, 128}) EXPECT_LE(shared_bytes(d, true), 64u * 1024);
+  BackwardCase<float> c(spec(70, 90, 128, Causal::bottom_right));
+  const auto run = on_gpu_backward<float>(
+      [](const Problem& p, const Backward<float>& t) { run_on_gpu(p, t, {}); });
+  emulator::LessSharedMemory t4(64 * 1024);
+  run(c.call());
+  EXPECT_EQ(c.verdict(), "");
+  emulator::LessSharedMemory none(48 * 1024);
+  const std::string why = refusal([&] { run(c.call()); });
+  EXPECT_NE(why.find("needs " + std::to_string(shared_bytes(128, true)) + " bytes"),
+            std::string::npos)
+      << why;
+  EXPECT_NE(why.find("49152"), std::string::npos) << why;
+}
+
 TEST(Plain, AnyNumberOfThreadsGivesTheSameBits) {
   Spec s = spec(50, 60, 16, Causal::top_left);
   s.p.B = 2;

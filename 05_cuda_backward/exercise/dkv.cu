@@ -11,25 +11,24 @@ namespace fa::cuda_backward {
 namespace {
 
 // dQ_i += scale dS_ij K_j, into memory that all blocks add to.
-template <int D>
+template <class Tile>
 __device__ void add_dq(const Rows<float>& dQ, std::int64_t i0, int rows, const float* dS_t,
                        const float* Kj, float scale) {
-  using Sizes = Tile<D>;
-  constexpr int TQ = Sizes::cols / (4 * warps);  // queries of a thread
+  constexpr int TQ = Tile::cols / (4 * warps);  // queries of a thread
   const int tx = threadIdx.x % 8, q0 = threadIdx.x / 32 * 4 * TQ + threadIdx.x % 32 / 8;
-  float4 sum[TQ][Sizes::columns];
+  float4 sum[TQ][Tile::columns];
 #pragma unroll
   for (int i = 0; i < TQ; ++i)
 #pragma unroll
-    for (int y = 0; y < Sizes::columns; ++y) sum[i][y] = make_float4(0, 0, 0, 0);
+    for (int y = 0; y < Tile::columns; ++y) sum[i][y] = make_float4(0, 0, 0, 0);
 #pragma unroll 2
-  for (int c = 0; c < Sizes::rows; ++c) {
+  for (int c = 0; c < Tile::rows; ++c) {
     float w[TQ];
 #pragma unroll
-    for (int i = 0; i < TQ; ++i) w[i] = dS_t[c * Sizes::score_pitch + q0 + 4 * i];
+    for (int i = 0; i < TQ; ++i) w[i] = dS_t[c * Tile::score_pitch + q0 + 4 * i];
 #pragma unroll
-    for (int y = 0; y < Sizes::columns; ++y) {
-      const float4 k = load4(Kj + c * Sizes::pitch + 4 * tx + 32 * y);
+    for (int y = 0; y < Tile::columns; ++y) {
+      const float4 k = load4(Kj + c * Tile::pitch + 4 * tx + 32 * y);
 #pragma unroll
       for (int i = 0; i < TQ; ++i)
         sum[i][y] = make_float4(sum[i][y].x + w[i] * k.x, sum[i][y].y + w[i] * k.y,
@@ -40,7 +39,7 @@ __device__ void add_dq(const Rows<float>& dQ, std::int64_t i0, int rows, const f
   for (int i = 0; i < TQ; ++i) {
     if (q0 + 4 * i >= rows) continue;
 #pragma unroll
-    for (int y = 0; y < Sizes::columns; ++y) {
+    for (int y = 0; y < Tile::columns; ++y) {
       const int x = 4 * tx + 32 * y;
       float* to = dQ[i0 + q0 + 4 * i] + x;
       if (x < dQ.cols) atomicAdd(to, scale * sum[i][y].x);
@@ -60,18 +59,17 @@ __global__ void clear_dq_kernel(Problem p, View<float> dQ) {
     dQ.at(head / p.Hq, head % p.Hq, row % p.Nq)[x] = 0;
 }
 
-template <int D, bool atomic_dq>
-__global__ void __launch_bounds__(threads, D <= 64 ? 3 : 2)
+template <class Tile, bool atomic_dq>
+__global__ void __launch_bounds__(threads, Tile::D <= 64 ? 3 : 2)
     dkv_kernel(Problem p, Backward<float> t, float scale, Delta delta, const float* D_rows,
                bool vectorised) {
-  using Sizes = Tile<D>;
-  constexpr int TR = Sizes::TR, TK = Sizes::TK, Bc = Sizes::rows, Br = Sizes::cols;
-  float* Kj = dynamic_shared<float>();       // [Bc, pitch]
-  float* Vj = Kj + Bc * Sizes::pitch;        // [Bc, pitch]
-  float* QdOi = Vj + Bc * Sizes::pitch;      // [Br, pitch]: Q_i, then dO_i, then Q_i again
-  float* Wij = QdOi + Br * Sizes::pitch;     // [Bc, score_pitch]: P^T, then dS^T
-  float* L = Wij + Bc * Sizes::score_pitch;  // [Br]
-  float* D_i = L + Br;                       // [Br]
+  constexpr int TR = Tile::TR, TK = Tile::TK, Bc = Tile::rows, Br = Tile::cols;
+  float* Kj = dynamic_shared<float>();      // [Bc, pitch]
+  float* Vj = Kj + Bc * Tile::pitch;        // [Bc, pitch]
+  float* QdOi = Vj + Bc * Tile::pitch;      // [Br, pitch]: Q_i, then dO_i, then Q_i again
+  float* Wij = QdOi + Br * Tile::pitch;     // [Bc, score_pitch]: P^T, then dS^T
+  float* L = Wij + Bc * Tile::score_pitch;  // [Br]
+  float* D_i = L + Br;                      // [Br]
 
   const int tx = threadIdx.x % 8, r0 = threadIdx.x / 32 * 4 * TR + threadIdx.x % 32 / 8;
   const int d = int(p.d);
@@ -83,11 +81,11 @@ __global__ void __launch_bounds__(threads, D <= 64 ? 3 : 2)
 
   // Padded keys are not even looked at: 0 times what they hold may be NaN.
   const int seen = int(max(min(mask.length - j0, std::int64_t(keys)), std::int64_t(0)));
-  load<D, Bc>(Kj, t.K.rows(b, hk, p.Nk, d), j0, seen, vectorised);
-  load<D, Bc>(Vj, t.V.rows(b, hk, p.Nk, d), j0, seen, vectorised);
-  float4 dK[TR][Sizes::columns], dV[TR][Sizes::columns];
-  clear<D>(dK);
-  clear<D>(dV);
+  load<Tile, Bc>(Kj, t.K.rows(b, hk, p.Nk, d), j0, seen, vectorised);
+  load<Tile, Bc>(Vj, t.V.rows(b, hk, p.Nk, d), j0, seen, vectorised);
+  float4 dK[TR][Tile::columns], dV[TR][Tile::columns];
+  clear<Tile>(dK);
+  clear<Tile>(dV);
 
   for (std::int64_t h = hk * group; h < (hk + 1) * group; ++h) {
     const auto Q = t.Q.rows(b, h, p.Nq, d), dO = t.dO.rows(b, h, p.Nq, d);
@@ -96,7 +94,7 @@ __global__ void __launch_bounds__(threads, D <= 64 ? 3 : 2)
     for (std::int64_t i0 = mask.first_row(j0); i0 < p.Nq; i0 += Br) {
       const int rows = int(min(std::int64_t(Br), p.Nq - i0));
       __syncthreads();  // Q_i, L and D of the tile before are no longer read
-      load<D, Br>(QdOi, Q, i0, rows, vectorised);
+      load<Tile, Br>(QdOi, Q, i0, rows, vectorised);
       if (int(threadIdx.x) < rows) {
         L[threadIdx.x] = t.LSE[rows_before + i0 + threadIdx.x];
         if (delta != Delta::in_loop) D_i[threadIdx.x] = D_rows[rows_before + i0 + threadIdx.x];
@@ -105,7 +103,7 @@ __global__ void __launch_bounds__(threads, D <= 64 ? 3 : 2)
 
       // (2) P^T = exp(scale K_j Q_i^T - L_i), 0 where row i does not see j
       float P[TR][TK], dS[TR][TK];
-      product<D>(P, Kj, QdOi, r0);
+      product<Tile>(P, Kj, QdOi, r0);
       const bool full = mask.visible_keys(i0) >= j0 + Bc;
 #pragma unroll
       for (int c = 0; c < TK; ++c) {
@@ -120,13 +118,13 @@ __global__ void __launch_bounds__(threads, D <= 64 ? 3 : 2)
 #pragma unroll
         for (int i = 0; i < TR; ++i) P[i][c] = r0 + 4 * i < n ? __expf(scale * P[i][c] - L_i) : 0;
       }
-      share<D>(Wij, P, r0);
+      share<Tile>(Wij, P, r0);
 
       __syncthreads();  // Q_i is no longer read
-      load<D, Br>(QdOi, dO, i0, rows, vectorised);
+      load<Tile, Br>(QdOi, dO, i0, rows, vectorised);
       __syncthreads();  // dO_i is complete
       if (delta == Delta::in_loop) {
-        row_deltas<D>(D_i, QdOi, t.O.rows(b, h, p.Nq, d), i0, rows);
+        row_deltas<Tile>(D_i, QdOi, t.O.rows(b, h, p.Nq, d), i0, rows);
         __syncthreads();  // the deltas are there, for all warps
       }
 
@@ -137,49 +135,49 @@ __global__ void __launch_bounds__(threads, D <= 64 ? 3 : 2)
         const float delta_i = tx + 8 * c < rows ? D_i[tx + 8 * c] : 0;
         // TODO 05.7: from dP to dS, for the TR keys of this column (2 lines)
       }
-      share<D>(Wij, dS, r0);
+      share<Tile>(Wij, dS, r0);
 
       __syncthreads();  // dO_i is no longer read
-      load<D, Br>(QdOi, Q, i0, rows, vectorised);
+      load<Tile, Br>(QdOi, Q, i0, rows, vectorised);
       __syncthreads();  // Q_i is complete, for the second time
       // (5) dK_j += dS_ij^T Q_i
-      accumulate<D>(dK, Wij, QdOi, r0);
-      if constexpr (atomic_dq) add_dq<D>(t.dQ.rows(b, h, p.Nq, d), i0, rows, Wij, Kj, scale);
+      accumulate<Tile>(dK, Wij, QdOi, r0);
+      if constexpr (atomic_dq) add_dq<Tile>(t.dQ.rows(b, h, p.Nq, d), i0, rows, Wij, Kj, scale);
     }
   }
-  store<D>(t.dK.rows(b, hk, p.Nk, d), j0, keys, r0, scale, dK, vectorised);
-  store<D>(t.dV.rows(b, hk, p.Nk, d), j0, keys, r0, 1, dV, vectorised);
+  store<Tile>(t.dK.rows(b, hk, p.Nk, d), j0, keys, r0, scale, dK, vectorised);
+  store<Tile>(t.dV.rows(b, hk, p.Nk, d), j0, keys, r0, 1, dV, vectorised);
 }
 
-template <int D, bool atomic_dq>
+template <class Tile, bool atomic_dq>
 void launch(const Problem& p, const Backward<float>& t, float scale, Delta delta,
             const float* D_rows, cudaStream_t stream) {
-  const auto dkv = dkv_kernel<D, atomic_dq>;
-  const std::size_t bytes = Tile<D>::shared_bytes;
+  const auto dkv = dkv_kernel<Tile, atomic_dq>;
+  const std::size_t bytes = Tile::shared_bytes;
   allow_shared_memory(dkv, bytes);
-  const std::int64_t blocks = p.B * p.Hkv * ((p.Nk + Tile<D>::rows - 1) / Tile<D>::rows);
+  const std::int64_t blocks = p.B * p.Hkv * ((p.Nk + Tile::rows - 1) / Tile::rows);
   FA_LAUNCH(dkv, dim3(unsigned(blocks)), dim3(threads), bytes, stream, p, t, scale, delta, D_rows,
             all_aligned(p, t));
 }
 
 }  // namespace
 
-void launch_dkv(const Problem& p, const Backward<float>& t, float scale, Delta delta,
-                const float* D, cudaStream_t stream) {
-  (p.d <= 32   ? launch<32, false>
-   : p.d <= 64 ? launch<64, false>
-               : launch<128, false>)(p, t, scale, delta, D, stream);
+void launch_dkv(const Problem& p, const Backward<float>& t, float scale, const Options& options,
+                const float* D) {
+  with_tile(p.d, options.small_tiles, [&](auto tile) {
+    launch<decltype(tile), false>(p, t, scale, options.delta, D, options.stream);
+  });
 }
 
-void launch_atomic(const Problem& p, const Backward<float>& t, float scale, const float* D,
-                   cudaStream_t stream) {
+void launch_atomic(const Problem& p, const Backward<float>& t, float scale, const Options& options,
+                   const float* D) {
   const std::int64_t blocks = (p.B * p.Hq * p.Nq + warps - 1) / warps;
   if (blocks > 0)
-    FA_LAUNCH(clear_dq_kernel, dim3(unsigned(blocks)), dim3(threads), 0, stream, p, t.dQ);
+    FA_LAUNCH(clear_dq_kernel, dim3(unsigned(blocks)), dim3(threads), 0, options.stream, p, t.dQ);
   if (p.Nk == 0) return;
-  (p.d <= 32   ? launch<32, true>
-   : p.d <= 64 ? launch<64, true>
-               : launch<128, true>)(p, t, scale, Delta::own_kernel, D, stream);
+  with_tile(p.d, options.small_tiles, [&](auto tile) {
+    launch<decltype(tile), true>(p, t, scale, Delta::own_kernel, D, options.stream);
+  });
 }
 
 }  // namespace fa::cuda_backward

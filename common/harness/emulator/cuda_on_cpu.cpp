@@ -122,7 +122,8 @@ namespace {
 
 constexpr std::size_t stack_bytes = 64 * 1024;
 constexpr unsigned warp_size = 32;
-constexpr std::size_t shared_without_asking = 48 * 1024, shared_limit = 99 * 1024;
+constexpr std::size_t shared_without_asking = 48 * 1024;
+std::size_t shared_limit = 99 * 1024;
 
 enum class State { fresh, ready, waits_for_warp, waits_for_block, done };
 
@@ -340,6 +341,11 @@ cudaError_t allow_dynamic_shared_memory(const void* kernel, int bytes) {
   allowed_shared[kernel] = bytes;
   return cudaSuccess;
 }
+
+LessSharedMemory::LessSharedMemory(std::size_t bytes) : before_(shared_limit) {
+  shared_limit = bytes;
+}
+LessSharedMemory::~LessSharedMemory() { shared_limit = before_; }
 
 }  // namespace fa::emulator
 

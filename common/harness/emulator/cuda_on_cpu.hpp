@@ -105,6 +105,16 @@ T shuffle(unsigned mask, T value, unsigned source) {
 // ever.
 void launch(const char* kernel, const void* function, dim3 grid, dim3 block,
             std::size_t shared_bytes, const std::function<void()>& thread);
+
+// For tests: until the end of its life a block may have only so much shared memory.
+class LessSharedMemory {
+ public:
+  explicit LessSharedMemory(std::size_t bytes);
+  ~LessSharedMemory();
+
+ private:
+  std::size_t before_;
+};
 }  // namespace fa::emulator
 
 template <class T>
