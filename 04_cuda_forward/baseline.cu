@@ -16,6 +16,7 @@ void launch_baseline(const Problem&, const Forward<float>&, float, float*, cudaS
 #else
 
 #include <cublas_v2.h>
+#include <map>
 
 namespace fa::cuda_forward {
 namespace {
@@ -27,12 +28,19 @@ void check(cublasStatus_t status, const char* call, int line) {
 }
 #define FA_CUBLAS_CHECK(call) check(call, #call, __LINE__)
 
-// cuBLAS keeps its workspace with a handle, so one is made per thread and kept.
 struct Handle {
   cublasHandle_t handle = nullptr;
   Handle() { FA_CUBLAS_CHECK(cublasCreate(&handle)); }
   ~Handle() { cublasDestroy(handle); }
 };
+// cuBLAS keeps its workspace with a handle, and a handle belongs to a device: a thread makes one
+// for each, and keeps it.
+cublasHandle_t handle_of_this_device() {
+  thread_local std::map<int, Handle> handles;
+  int device = 0;
+  FA_CUDA_CHECK(cudaGetDevice(&device));
+  return handles[device].handle;
+}
 
 constexpr int warps = 4;
 
@@ -65,8 +73,8 @@ __global__ void softmax_kernel(Problem p, float* S, float* LSE) {
 
 void launch_baseline(const Problem& p, const Forward<float>& t, float scale, float* S,
                      cudaStream_t stream) {
-  thread_local Handle cublas;
-  FA_CUBLAS_CHECK(cublasSetStream(cublas.handle, stream));
+  const cublasHandle_t cublas = handle_of_this_device();
+  FA_CUBLAS_CHECK(cublasSetStream(cublas, stream));
   const int Nq = int(p.Nq), Nk = int(p.Nk), d = int(p.d), group = int(p.Hq / p.Hkv);
   const float one = 1, zero = 0;
   // The query heads that share a key head are one batched product: their K has stride 0. Without
@@ -82,15 +90,15 @@ void launch_baseline(const Problem& p, const Forward<float>& t, float scale, flo
   if (Nk > 0)
     products([&](std::int64_t b, std::int64_t h, std::int64_t hk, float* s) {
       FA_CUBLAS_CHECK(cublasSgemmStridedBatched(
-          cublas.handle, CUBLAS_OP_T, CUBLAS_OP_N, Nk, Nq, d, &scale, t.K.at(b, hk), int(t.K.row),
+          cublas, CUBLAS_OP_T, CUBLAS_OP_N, Nk, Nq, d, &scale, t.K.at(b, hk), int(t.K.row),
           group == 1 ? t.K.head : 0, t.Q.at(b, h), int(t.Q.row), t.Q.head, &zero, s, Nk, S_stride,
           batch));
     });
   const std::int64_t blocks = (p.B * p.Hq * p.Nq + warps - 1) / warps;
   FA_LAUNCH(softmax_kernel, dim3(unsigned(blocks)), dim3(32 * warps), 0, stream, p, S, t.LSE);
   products([&](std::int64_t b, std::int64_t h, std::int64_t hk, float* s) {
-    FA_CUBLAS_CHECK(cublasSgemmStridedBatched(cublas.handle, CUBLAS_OP_N, CUBLAS_OP_N, d, Nq, Nk,
-                                              &one, t.V.at(b, hk), int(t.V.row),
+    FA_CUBLAS_CHECK(cublasSgemmStridedBatched(cublas, CUBLAS_OP_N, CUBLAS_OP_N, d, Nq, Nk, &one,
+                                              t.V.at(b, hk), int(t.V.row),
                                               group == 1 ? t.V.head : 0, s, max(Nk, 1), S_stride,
                                               &zero, t.O.at(b, h), int(t.O.row), t.O.head, batch));
   });

@@ -14,6 +14,7 @@ void launch_stored(const Problem&, const Backward<float>&, float, const float*, 
 #else
 
 #include <cublas_v2.h>
+#include <map>
 
 namespace fa::cuda_backward {
 namespace {
@@ -30,6 +31,14 @@ struct Handle {
   Handle() { FA_CUBLAS_CHECK(cublasCreate(&handle)); }
   ~Handle() { cublasDestroy(handle); }
 };
+// cuBLAS keeps its workspace with a handle, and a handle belongs to a device: a thread makes one
+// for each, and keeps it.
+cublasHandle_t handle_of_this_device() {
+  thread_local std::map<int, Handle> handles;
+  int device = 0;
+  FA_CUDA_CHECK(cudaGetDevice(&device));
+  return handles[device].handle;
+}
 
 // dS = P (dP - D) with D = dO . O, a warp per row, in the place of dP.
 __global__ void softmax_gradient_kernel(Problem p, Backward<float> t, const float* P, float* dP) {
@@ -48,8 +57,8 @@ __global__ void softmax_gradient_kernel(Problem p, Backward<float> t, const floa
 
 void launch_stored(const Problem& p, const Backward<float>& t, float scale, const float* P,
                    float* dP, cudaStream_t stream) {
-  thread_local Handle cublas;
-  FA_CUBLAS_CHECK(cublasSetStream(cublas.handle, stream));
+  const cublasHandle_t cublas = handle_of_this_device();
+  FA_CUBLAS_CHECK(cublasSetStream(cublas, stream));
   const int Nq = int(p.Nq), Nk = int(p.Nk), d = int(p.d), H = int(p.Hq);
   const float one = 1, zero = 0;
   const std::int64_t square = p.Nq * p.Nk;
@@ -58,9 +67,9 @@ void launch_stored(const Problem& p, const Backward<float>& t, float scale, cons
                            float alpha, const float* A, std::int64_t lda, std::int64_t a_head,
                            const float* B, std::int64_t ldb, std::int64_t b_head, float* C,
                            std::int64_t ldc, std::int64_t c_head) {
-    FA_CUBLAS_CHECK(cublasSgemmStridedBatched(cublas.handle, a_op, b_op, m, n, k, &alpha, A,
-                                              int(lda), a_head, B, int(ldb), b_head, &zero, C,
-                                              int(ldc), c_head, H));
+    FA_CUBLAS_CHECK(cublasSgemmStridedBatched(cublas, a_op, b_op, m, n, k, &alpha, A, int(lda),
+                                              a_head, B, int(ldb), b_head, &zero, C, int(ldc),
+                                              c_head, H));
   };
   constexpr auto N = CUBLAS_OP_N, T = CUBLAS_OP_T;
   for (std::int64_t b = 0; b < p.B; ++b) {

@@ -82,6 +82,12 @@ inline std::string capabilities(const std::string& list) {
                             cuda_hint(code, capabilities(built_for), 10 * major + minor));
 }
 
+// Before every launch: an error that nobody has looked at must not be blamed on this kernel.
+inline void check_no_earlier_error(const char* kernel, const char* file, int line) {
+  if (const cudaError_t code = cudaGetLastError(); code != cudaSuccess)
+    throw_cuda_error(code, std::string("a CUDA call before the launch of ") + kernel, file, line);
+}
+
 // After every launch: a bad configuration is reported here and nowhere else. FA_SYNC_CHECK=1 waits
 // for the kernel, so that what goes wrong inside it is reported under its name too.
 inline void check_launch(const char* kernel, const char* file, int line, const char* built_for,
@@ -106,6 +112,7 @@ inline void check_launch(const char* kernel, const char* file, int line, const c
 #ifdef FA_EMULATED
 #define FA_LAUNCH(kernel, grid, block, shared_bytes, stream, ...)                         \
   do {                                                                                    \
+    ::fa::check_no_earlier_error(#kernel, __FILE__, __LINE__);                            \
     ::fa::emulator::launch(#kernel, reinterpret_cast<const void*>(&*kernel), grid, block, \
                            shared_bytes, [&] { kernel(__VA_ARGS__); });                   \
     ::fa::check_launch(#kernel, __FILE__, __LINE__, FA_BUILT_FOR, stream);                \
@@ -113,6 +120,7 @@ inline void check_launch(const char* kernel, const char* file, int line, const c
 #else
 #define FA_LAUNCH(kernel, grid, block, shared_bytes, stream, ...)          \
   do {                                                                     \
+    ::fa::check_no_earlier_error(#kernel, __FILE__, __LINE__);             \
     kernel<<<grid, block, shared_bytes, stream>>>(__VA_ARGS__);            \
     ::fa::check_launch(#kernel, __FILE__, __LINE__, FA_BUILT_FOR, stream); \
   } while (false)

@@ -52,6 +52,14 @@ TEST_F(Cuda, SharedMemoryBeyondTheLimitIsReported) {
   EXPECT_EQ(error([] { test_kernels::launch_with(32, 48 * 1024); }), "no error");
 }
 
+TEST_F(Cuda, AnEarlierErrorIsNotBlamedOnTheLaunch) {
+  void* none = nullptr;
+  EXPECT_NE(cudaMalloc(&none, std::size_t(1) << 45), cudaSuccess);  // and nobody asks why
+  expect_words(error([] { test_kernels::launch_with(32, 0); }),
+               {"a CUDA call before the launch of nothing failed", "out of memory"});
+  EXPECT_EQ(error([] { test_kernels::launch_with(32, 0); }), "no error");
+}
+
 TEST_F(Cuda, OutOfMemorySaysBytesWantedAndFreeAndLosesNothing) {
   expect_words(error([] { DeviceMemory(std::size_t(1) << 45); }),
                {"out of memory", "wanted 35184372088832 bytes", "are free"});
