@@ -18,12 +18,23 @@ struct Layout {
   std::int64_t offset = 0;       // elements between an aligned address and the first row
   bool reversed = false;         // rows run backwards: a negative stride
   bool broadcast_heads = false;  // all heads share one (stride 0); inputs only
+  bool in_16_bytes = false;      // gap and offset count units of 16 bytes, not elements
 };
 
 // A block of memory that a call may touch: what an adapter must carry to a GPU and back.
 struct Storage {
+  struct Part {
+    std::size_t first, bytes;
+  };
   void* data = nullptr;
   std::size_t bytes = 0;
+  std::vector<Part> used = {};  // of a huge reservation only these hold anything; empty: all does
+
+  bool contains(const void* p) const {
+    const auto at = reinterpret_cast<std::uintptr_t>(p);
+    const auto begin = reinterpret_cast<std::uintptr_t>(data);
+    return at >= begin && at < begin + bytes;
+  }
 };
 
 template <class T>
@@ -32,12 +43,13 @@ class Buffer {
   Buffer() = default;
   Buffer(std::int64_t B, std::int64_t H, std::int64_t N, std::int64_t d, Layout layout = {})
       : B_(B), H_(H), N_(N), d_(d) {
-    const std::int64_t pitch = d + layout.gap, heads = layout.broadcast_heads ? 1 : H;
+    const std::int64_t unit = layout.in_16_bytes ? 16 / std::int64_t(sizeof(T)) : 1;
+    const std::int64_t pitch = d + unit * layout.gap, heads = layout.broadcast_heads ? 1 : H;
     const bool BHND = layout.order == Layout::Order::BHND;
     row_ = BHND ? pitch : heads * pitch;
     head_ = layout.broadcast_heads ? 0 : BHND ? N * pitch : pitch;
     batch_ = heads * N * pitch;
-    first_ = guard + layout.offset;
+    first_ = guard + unit * layout.offset;
     memory_.assign(static_cast<std::size_t>(first_ + B * batch_ + guard), canary());
     if (layout.reversed && N > 0) {
       first_ += (N - 1) * row_;

@@ -1,5 +1,6 @@
 #include "common/harness/conformance.hpp"
 
+#include <algorithm>
 #include <cstdlib>
 #include <iostream>
 #include <stdexcept>
@@ -68,6 +69,13 @@ void Run::run(const std::string& case_name, const std::function<std::string()>& 
                                                : "");
 }
 
+std::int64_t Run::d(std::int64_t wanted) const {
+  const std::vector<std::int64_t>& list = promises().head_dims;
+  if (list.empty()) return std::min(wanted, promises().max_d);
+  const auto at = std::lower_bound(list.begin(), list.end(), wanted);
+  return at == list.end() ? list.back() : *at;
+}
+
 void Run::forward(const Spec& spec) {
   each_type([&](auto type) {
     using T = decltype(type);
@@ -130,23 +138,26 @@ std::vector<Problem> awkward_sizes(const Run& run, Causal causal) {
   std::size_t n = 0;
   for (std::int64_t Nq : Ns)
     for (std::int64_t Nk : Ns) {
-      const std::int64_t d = std::min(ds[n++ % std::size(ds)], run.promises().max_d);
-      sizes.push_back(shape(Nq, Nk, d, 1, 1, 1, causal));
+      sizes.push_back(shape(Nq, Nk, run.d(ds[n++ % std::size(ds)]), 1, 1, 1, causal));
     }
-  sizes.push_back(shape(19, 23, 16, 2, 4, 2, causal));
-  sizes.push_back(shape(5, 7, run.promises().max_d, 1, 2, 1, causal));
+  sizes.push_back(shape(19, 23, run.d(16), 2, 4, 2, causal));
+  sizes.push_back(shape(5, 7, run.d(run.promises().max_d), 1, 2, 1, causal));
   if (run.small()) return sizes;
+  if (run.promises().head_dims.empty() && run.promises().max_d > 128)
+    for (auto [Nq, Nk, d] : {std::tuple{33, 97, 129}, {65, 130, 160}, {130, 65, 192}})
+      sizes.push_back(shape(Nq, Nk, run.d(d), 1, 1, 1, causal));
   for (auto [Nq, Nk] : {std::pair{1, 1000}, {1000, 1}, {113, 203}, {108, 256}, {256, 97}})
-    sizes.push_back(shape(Nq, Nk, 32, 1, 2, 2, causal));
+    sizes.push_back(shape(Nq, Nk, run.d(32), 1, 2, 2, causal));
   if (!run.large()) return sizes;
   for (auto [Nq, Nk, d] : {std::tuple{1, 4097, 64},
                            {4097, 1, 32},
                            {1023, 1024, 128},
                            {1024, 1023, 80},
                            {130, 515, 96},
-                           {515, 130, 112}})
-    sizes.push_back(
-        shape(Nq, Nk, std::min<std::int64_t>(d, run.promises().max_d), 1, 1, 1, causal));
+                           {515, 130, 112},
+                           {257, 1000, 256},
+                           {1000, 129, 200}})
+    sizes.push_back(shape(Nq, Nk, run.d(d), 1, 1, 1, causal));
   return sizes;
 }
 

@@ -34,6 +34,10 @@ class Run {
   // failure.
   void run(const std::string& case_name, const std::function<std::string()>& check);
 
+  // The nearest head dimension to `wanted` that the stage takes: the first from there on, or its
+  // last.
+  std::int64_t d(std::int64_t wanted) const;
+
   // More environment that "this case alone" needs.
   void rerun_with(const std::string& environment) { environment_ = environment + " "; }
   int cases() const { return cases_; }
@@ -47,11 +51,17 @@ class Run {
   void each_type(Body body) {
     if (stage_.f32.forward || stage_.f32.backward) body(float());
     if (stage_.f64.forward || stage_.f64.backward) body(double());
+    if (stage_.f16.forward || stage_.f16.backward) body(Eigen::half());
+    if (stage_.bf16.forward || stage_.bf16.backward) body(Eigen::bfloat16());
   }
   template <class T>
   const Functions<T>& functions() const {
     if constexpr (std::is_same_v<T, double>)
       return stage_.f64;
+    else if constexpr (std::is_same_v<T, Eigen::half>)
+      return stage_.f16;
+    else if constexpr (std::is_same_v<T, Eigen::bfloat16>)
+      return stage_.bf16;
     else
       return stage_.f32;
   }
@@ -65,6 +75,7 @@ class Run {
 
 template <class T>
 const char* type_name() {
+  if (is_half<T>) return std::is_same_v<T, Eigen::half> ? "f16" : "bf16";
   return sizeof(T) == 8 ? "f64" : "f32";
 }
 
@@ -93,6 +104,16 @@ std::string same_bits(const char* what, const Buffer<T>& x, const Buffer<T>& y) 
              "): " + std::to_string(u) + " and " + std::to_string(v);
   });
   return text;
+}
+
+// The bits of x after a factor of 2^n, but where a type's numbers lose digits because they are
+// small: there one rounding apart.
+template <class T>
+bool scaled_bits(double x, double factor, double y) {
+  const double smallest = double(std::numeric_limits<T>::min());
+  if (!is_half<T> || std::fabs(x) >= smallest || std::fabs(y) >= smallest * std::fabs(factor))
+    return factor * x == y;
+  return std::fabs(factor * x - y) <= 2 * rounding<T>().tiny * std::max(1.0, std::fabs(factor));
 }
 
 // A shape with one size for heads and batch unless said otherwise.

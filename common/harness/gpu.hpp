@@ -42,20 +42,17 @@ class DeviceCopy {
   explicit DeviceCopy(const std::vector<Storage>& storages) {
     for (const Storage& s : storages) {
       parts_.push_back({s, DeviceMemory(s.bytes)});
-      if (s.bytes > 0)
-        FA_CUDA_CHECK(
-            cudaMemcpy(parts_.back().memory.as<void>(), s.data, s.bytes, cudaMemcpyHostToDevice));
+      parts_.back().copy(cudaMemcpyHostToDevice);
     }
   }
   // The device's address of what `host` points to; a pointer into no storage stays what it is.
   template <class T>
   T* at(T* host) const {
-    const auto address = reinterpret_cast<std::uintptr_t>(host);
-    for (const Part& part : parts_) {
-      const auto begin = reinterpret_cast<std::uintptr_t>(part.host.data);
-      if (address >= begin && address < begin + part.host.bytes)
-        return reinterpret_cast<T*>(part.memory.as<char>() + (address - begin));
-    }
+    for (const Part& part : parts_)
+      if (part.host.contains(host))
+        return reinterpret_cast<T*>(part.memory.as<char>() +
+                                    (reinterpret_cast<std::uintptr_t>(host) -
+                                     reinterpret_cast<std::uintptr_t>(part.host.data)));
     return host;
   }
   template <class T>
@@ -63,16 +60,30 @@ class DeviceCopy {
     return {at(v.data), v.batch, v.head, v.row};
   }
   void copy_back() const {
+    for (const Part& part : parts_) part.copy(cudaMemcpyDeviceToHost);
+  }
+  void copy_back(const std::vector<Storage>& some) const {
     for (const Part& part : parts_)
-      if (part.host.bytes > 0)
-        FA_CUDA_CHECK(cudaMemcpy(part.host.data, part.memory.as<void>(), part.host.bytes,
-                                 cudaMemcpyDeviceToHost));
+      for (const Storage& s : some)
+        if (s.data == part.host.data) part.copy(cudaMemcpyDeviceToHost);
   }
 
  private:
   struct Part {
     Storage host;
     DeviceMemory memory;
+
+    void copy(cudaMemcpyKind kind) const {
+      const bool there = kind == cudaMemcpyHostToDevice;
+      std::vector<Storage::Part> used = host.used;
+      if (used.empty() && host.bytes > 0) used = {{0, host.bytes}};
+      for (const auto& [first, bytes] : used) {
+        char* const on_host = static_cast<char*>(host.data) + first;
+        char* const on_device = memory.as<char>() + first;
+        FA_CUDA_CHECK(
+            cudaMemcpy(there ? on_device : on_host, there ? on_host : on_device, bytes, kind));
+      }
+    }
   };
   std::vector<Part> parts_;
 };
@@ -87,28 +98,57 @@ Backward<T> on_device(const DeviceCopy& copy, const Backward<T>& t) {
           copy.at(t.LSE), copy.at(t.dQ), copy.at(t.dK), copy.at(t.dV)};
 }
 
+// The same tensors under another name of their type, as CUDA's half types are to the host's:
+//   on_gpu_forward<Eigen::bfloat16>([](const Problem& p, const Forward<Eigen::bfloat16>& t) {
+//     optimized::forward(p, as_device<__nv_bfloat16>(t));
+//   })
+template <class Device, class Host>
+View<Device> as_device(const View<Host>& v) {
+  static_assert(sizeof(Device) == sizeof(Host));
+  return {reinterpret_cast<Device*>(v.data), v.batch, v.head, v.row};
+}
+template <class Device, class Host>
+Forward<Device> as_device(const Forward<Host>& t) {
+  using In = const Device;
+  return {as_device<In>(t.Q), as_device<In>(t.K), as_device<In>(t.V), as_device<Device>(t.O),
+          t.LSE};
+}
+template <class Device, class Host>
+Backward<Device> as_device(const Backward<Host>& t) {
+  using In = const Device;
+  return {as_device<In>(t.Q),      as_device<In>(t.K),      as_device<In>(t.V),
+          as_device<In>(t.O),      as_device<In>(t.dO),     t.LSE,
+          as_device<Device>(t.dQ), as_device<Device>(t.dK), as_device<Device>(t.dV)};
+}
+
+// What large tensors may take: nine tenths of the memory that is free.
+inline double free_device_bytes() {
+  std::size_t free = 0, total = 0;
+  FA_CUDA_CHECK(cudaMemGetInfo(&free, &total));
+  return 0.9 * static_cast<double>(free);
+}
+
 // f(problem, tensors) with everything in device memory; then waits and copies back.
-template <class T, class F>
-std::function<void(const ForwardCall<T>&)> on_gpu_forward(F f) {
-  return [f](const ForwardCall<T>& call) {
-    const DeviceCopy copy(call.storage);
-    Problem p = call.p;
-    p.key_lengths = copy.at(p.key_lengths);
+template <class Call, class F>
+void call_on_gpu(const Call& call, F f) {
+  const DeviceCopy copy(call.storage);
+  Problem p = call.p;
+  p.key_lengths = copy.at(p.key_lengths);
+  const std::vector<Storage> written = outputs(call);
+  repeat(call.runs, written, [&] {
     f(p, on_device(copy, call.t));
     FA_CUDA_CHECK(cudaDeviceSynchronize());
-    copy.copy_back();
-  };
+    copy.copy_back(written);
+  });
+  copy.copy_back();  // inputs too, which must not have changed
+}
+template <class T, class F>
+std::function<void(const ForwardCall<T>&)> on_gpu_forward(F f) {
+  return [f](const ForwardCall<T>& call) { call_on_gpu(call, f); };
 }
 template <class T, class F>
 std::function<void(const BackwardCall<T>&)> on_gpu_backward(F f) {
-  return [f](const BackwardCall<T>& call) {
-    const DeviceCopy copy(call.storage);
-    Problem p = call.p;
-    p.key_lengths = copy.at(p.key_lengths);
-    f(p, on_device(copy, call.t));
-    FA_CUDA_CHECK(cudaDeviceSynchronize());
-    copy.copy_back();
-  };
+  return [f](const BackwardCall<T>& call) { call_on_gpu(call, f); };
 }
 
 }  // namespace fa::harness

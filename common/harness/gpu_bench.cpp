@@ -1,13 +1,17 @@
 #include "common/harness/gpu_bench.hpp"
 
 #include <benchmark/benchmark.h>
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
 
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
+#include <limits>
 #include <memory>
 #include <sstream>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -27,7 +31,38 @@ namespace {
 
 constexpr std::size_t past_any_cache = std::size_t(256) << 20;
 
+template <class T>
+const char* const dtype_name = "f32";
+template <>
+const char* const dtype_name<__half> = "f16";
+template <>
+const char* const dtype_name<__nv_bfloat16> = "bf16";
+
+template <class T>
+double roof_of() {
+  if constexpr (std::is_same_v<T, float>)
+    return gpu_fma_peak();
+  else
+    return gpu_matmul_peak<T>();
+}
+
+// How far O may be off: for half types twice what the rounding of the weights and of O explains,
+// element by element, and, what errors that all point one way do not pass, so much in relative L2.
+template <class T>
+double o_tolerance(double A, double PV, double O) {
+  constexpr double eps = std::is_same_v<T, float>    ? 0
+                         : std::is_same_v<T, __half> ? 0x1p-10
+                                                     : 0x1p-7;
+  return forward_tolerance<float>(A, PV) + eps * (PV + std::fabs(O));
+}
+template <class T>
+constexpr double most_relative_l2 = std::is_same_v<T, float>
+                                        ? std::numeric_limits<double>::infinity()
+                                    : std::is_same_v<T, __half> ? 1.5e-3
+                                                                : 1e-2;
+
 // Device memory of one tensor: as many copies of it as keep the cache from helping.
+template <class T>
 struct Tensor {
   DeviceMemory memory;
   Int H = 0, N = 0, d = 0, elements = 0;
@@ -35,39 +70,40 @@ struct Tensor {
   Tensor() = default;
   Tensor(Int B, Int H_, Int N_, Int d_, Int copies, std::uint64_t seed)
       : H(H_), N(N_), d(d_), elements(B * H_ * N_ * d_) {
-    memory = DeviceMemory(std::size_t(elements * copies) * sizeof(float));
-    if (seed) gpu_fill(memory.as<float>(), elements * copies, seed);
+    memory = DeviceMemory(std::size_t(elements * copies) * sizeof(T));
+    if (seed) gpu_fill(memory.as<T>(), elements * copies, seed);
   }
-  View<float> view(Int copy) const {
-    return contiguous(memory.as<float>() + copy * elements, H, N, d);
-  }
-  float* flat(Int copy) const { return memory.as<float>() + copy * elements; }
+  View<T> view(Int copy) const { return contiguous(flat(copy), H, N, d); }
+  T* flat(Int copy) const { return memory.as<T>() + copy * elements; }
   void poison() const { FA_CUDA_CHECK(cudaMemset(memory.as<void>(), 0xff, memory.bytes())); }
   // One head of the first copy, in double.
   Array head(Int b, Int h) const {
-    std::vector<float> x(std::size_t(N * d));
+    std::vector<T> x(std::size_t(N * d));
     FA_CUDA_CHECK(
-        cudaMemcpy(x.data(), view(0).at(b, h), x.size() * sizeof(float), cudaMemcpyDeviceToHost));
+        cudaMemcpy(x.data(), view(0).at(b, h), x.size() * sizeof(T), cudaMemcpyDeviceToHost));
     Array a(1, 1, N, d);
-    std::copy(x.begin(), x.end(), a.data.begin());
+    std::transform(x.begin(), x.end(), a.data.begin(), [](T e) { return double(float(e)); });
     return a;
   }
 };
 
-Int copies_for(const Problem& p) {
-  const double bytes = 4.0 * double(p.d) * double(p.B) * double(p.Hq * p.Nq + p.Hkv * p.Nk);
+Int copies_for(const Problem& p, std::size_t element_bytes) {
+  const double bytes =
+      double(element_bytes) * double(p.d) * double(p.B) * double(p.Hq * p.Nq + p.Hkv * p.Nk);
   return std::max<Int>(1, Int(std::ceil(double(past_any_cache) / bytes)));
 }
 
+template <class T>
 struct Prepared {
   Problem p;
   Int copies;
-  Tensor Q, K, V, O, LSE;
+  Tensor<T> Q, K, V, O;
+  Tensor<float> LSE;
   DeviceMemory scratch;
 
   Prepared(const Problem& problem, std::size_t scratch_bytes, Int wanted_copies = 0)
       : p(problem),
-        copies(wanted_copies ? wanted_copies : copies_for(p)),
+        copies(wanted_copies ? wanted_copies : copies_for(p, sizeof(T))),
         Q(p.B, p.Hq, p.Nq, p.d, copies, 11),
         K(p.B, p.Hkv, p.Nk, p.d, copies, 12),
         V(p.B, p.Hkv, p.Nk, p.d, copies, 13),
@@ -75,7 +111,7 @@ struct Prepared {
         LSE(p.B, p.Hq, p.Nq, 1, copies, 0),
         scratch(scratch_bytes) {}
 
-  Forward<float> tensors(Int copy) const {
+  Forward<T> tensors(Int copy) const {
     return {Q.view(copy), K.view(copy), V.view(copy), O.view(copy), LSE.flat(copy)};
   }
   // The first and the last head, rows at the ends and in between.
@@ -96,25 +132,33 @@ struct Prepared {
   }
   std::string verdict() const {
     Comparison o("O"), lse("LSE");
+    double error2 = 0, want2 = 0;
     sampled_heads([&](Int b, Int h) {
       const ForwardOracle want = oracle_rows(one_head(), Q.head(b, h), K.head(b, p.key_head(h)),
                                              V.head(b, p.key_head(h)), rows(p.Nq));
       const Array got = O.head(b, h), got_lse = LSE.head(b, h);
       for (Int r = 0; r < want.O.N; ++r) {
         const Int i = want.rows[std::size_t(r)];
-        for (Int x = 0; x < p.d; ++x)
-          o.add(b, h, i, x, got.at(0, 0, i, x), want.O.at(0, 0, r, x),
-                forward_tolerance<float>(want.A.at(0, 0, r), want.PV.at(0, 0, r, x)));
+        for (Int x = 0; x < p.d; ++x) {
+          const double g = got.at(0, 0, i, x), w = want.O.at(0, 0, r, x);
+          o.add(b, h, i, x, g, w, o_tolerance<T>(want.A.at(0, 0, r), want.PV.at(0, 0, r, x), w));
+          error2 += (g - w) * (g - w);
+          want2 += w * w;
+        }
         lse.add(b, h, i, 0, got_lse.at(0, 0, i), want.LSE.at(0, 0, r),
                 lse_tolerance<float>(want.LSE.at(0, 0, r)));
       }
     });
-    return o.report() + lse.report();
+    const double relative = std::sqrt(error2 / want2);
+    std::string text = o.report() + lse.report();
+    if (!(relative <= most_relative_l2<T>)&&text.empty())
+      text = "O: relative L2 " + std::to_string(relative);
+    return text;
   }
 };
 
-struct PreparedBackward : Prepared {
-  Tensor dO, dQ, dK, dV;
+struct PreparedBackward : Prepared<float> {
+  Tensor<float> dO, dQ, dK, dV;
 
   PreparedBackward(const Problem& problem, std::size_t scratch_bytes, Int wanted_copies)
       : Prepared(problem, scratch_bytes, wanted_copies),
@@ -201,10 +245,11 @@ struct PreparedBackward : Prepared {
   }
 };
 
+template <class T>
 std::string row_name(const std::string& prefix, const Problem& p) {
   std::ostringstream name;
   name << prefix << "/N:" << p.Nk << "/d:" << p.d
-       << "/causal:" << (p.causal == Causal::none ? 0 : 1) << "/f32";
+       << "/causal:" << (p.causal == Causal::none ? 0 : 1) << "/" << dtype_name<T>;
   return name.str();
 }
 
@@ -228,7 +273,7 @@ std::pair<std::shared_ptr<Made>, bool> prepared(const std::string& name, Make ma
 }
 
 // poison(), run(copy), verdict(): measured by events around every single run.
-template <class Poison, class Once, class Verdict>
+template <class T, class Poison, class Once, class Verdict>
 void measure(benchmark::State& state, bool fresh, double flops, std::size_t extra_bytes, Int copies,
              Poison poison, Once once, Verdict verdict) {
   if (fresh) {
@@ -242,7 +287,7 @@ void measure(benchmark::State& state, bool fresh, double flops, std::size_t extr
   cudaEvent_t begin, end;
   FA_CUDA_CHECK(cudaEventCreate(&begin));
   FA_CUDA_CHECK(cudaEventCreate(&end));
-  double roof = gpu_fma_peak();
+  double roof = roof_of<T>();
   Int copy = 0;
   for (Int n = 0; n < copies; ++n) once(n);  // verdict() looks at the first copy
   for (auto _ : state) {
@@ -255,7 +300,7 @@ void measure(benchmark::State& state, bool fresh, double flops, std::size_t extr
     state.SetIterationTime(1e-3 * double(ms));
     copy = (copy + 1) % copies;
   }
-  roof = (roof + gpu_fma_peak()) / 2;
+  roof = (roof + roof_of<T>()) / 2;
   FA_CUDA_CHECK(cudaEventDestroy(begin));
   FA_CUDA_CHECK(cudaEventDestroy(end));
   const std::string after = verdict();
@@ -291,34 +336,41 @@ void needs_gpu() {
   add_context("cuda_runtime", std::to_string(runtime));
 }
 
-void gpu_forward(
-    const std::string& prefix, const Problem& p, std::size_t scratch_bytes,
-    const std::function<void(const Problem&, const Forward<float>&, void*, cudaStream_t)>& f) {
-  add_row(row_name(prefix, p),
+template <class T>
+void gpu_forward(const std::string& prefix, const Problem& p, std::size_t scratch_bytes,
+                 const std::type_identity_t<GpuForward<T>>& f) {
+  const std::string name = row_name<T>(prefix, p);
+  add_row(name,
           [=](benchmark::State& state) {
-            const auto [made, fresh] = prepared<Prepared>(
-                row_name(prefix, p), [&] { return std::make_shared<Prepared>(p, scratch_bytes); });
-            Prepared& x = *made;
-            measure(
+            const auto [made, fresh] = prepared<Prepared<T>>(
+                name, [&] { return std::make_shared<Prepared<T>>(p, scratch_bytes); });
+            Prepared<T>& x = *made;
+            measure<T>(
                 state, fresh, forward_flops(p), scratch_bytes, x.copies,
                 [&] {
                   x.O.poison();
                   x.LSE.poison();
                 },
-                [&](Int copy) { f(p, x.tensors(copy), x.scratch.as<void>(), nullptr); },
+                [&](Int copy) { f(p, x.tensors(copy), x.scratch.template as<void>(), nullptr); },
                 [&] { return x.verdict(); });
           })
       ->UseManualTime()
       ->MinTime(sample_seconds());
 }
+template void gpu_forward<float>(const std::string&, const Problem&, std::size_t,
+                                 const GpuForward<float>&);
+template void gpu_forward<__half>(const std::string&, const Problem&, std::size_t,
+                                  const GpuForward<__half>&);
+template void gpu_forward<__nv_bfloat16>(const std::string&, const Problem&, std::size_t,
+                                         const GpuForward<__nv_bfloat16>&);
 
 void gpu_backward(
     const std::string& prefix, const Problem& p, const BackwardRow& row,
     const std::function<void(const Problem&, const Forward<float>&, void*, cudaStream_t)>& forward,
     const std::function<void(const Problem&, const Backward<float>&, void*, cudaStream_t)>& f) {
-  add_row(row_name(prefix, p),
+  add_row(row_name<float>(prefix, p),
           [=](benchmark::State& state) {
-            const auto [made, fresh] = prepared<PreparedBackward>(row_name(prefix, p), [&] {
+            const auto [made, fresh] = prepared<PreparedBackward>(row_name<float>(prefix, p), [&] {
               return std::make_shared<PreparedBackward>(p, row.scratch_bytes, row.one_copy ? 1 : 0);
             });
             PreparedBackward& x = *made;
@@ -330,7 +382,7 @@ void gpu_backward(
               const std::string wrong = x.verdict();
               if (!wrong.empty()) return state.SkipWithError(("the forward: " + wrong).c_str());
             }
-            measure(
+            measure<float>(
                 state, fresh, (row.with_forward ? forward_flops(p) : 0) + backward_flops(p),
                 row.scratch_bytes, x.copies,
                 [&] {

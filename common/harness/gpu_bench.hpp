@@ -3,6 +3,7 @@
 #pragma once
 #include <functional>
 #include <string>
+#include <type_traits>
 
 #include "common/core/cuda.hpp"
 #include "common/core/tensor.hpp"
@@ -14,12 +15,18 @@ namespace fa::bench {
 // program with exit code 77. Otherwise the results are those of this GPU.
 void needs_gpu();
 
-// One row "PREFIX/N:4096/d:64/causal:0/f32" (for B and H see the context). f puts one forward on
-// the stream; scratch_bytes of device memory are given to it and reported as extra memory. A row
-// whose memory cannot be had reports an error that says so.
+// Puts one forward on the stream; scratch is device memory of the bytes asked for.
+template <class T>
+using GpuForward =
+    std::function<void(const Problem&, const Forward<T>&, void* scratch, cudaStream_t)>;
+
+// One row "PREFIX/N:4096/d:64/causal:0/f32" (for B and H see the context); T is float, __half or
+// __nv_bfloat16, whose rows end in f16 and bf16. scratch_bytes are reported as extra memory. A row
+// whose memory cannot be had reports an error that says so. The roof is that of the units T is for:
+// multiply-adds for float, else a matrix product on tensor cores.
+template <class T = float>
 void gpu_forward(const std::string& prefix, const Problem& p, std::size_t scratch_bytes,
-                 const std::function<void(const Problem&, const Forward<float>&, void* scratch,
-                                          cudaStream_t)>& f);
+                 const std::type_identity_t<GpuForward<T>>& f);
 
 // What a row of gpu_backward() times and on what.
 struct BackwardRow {

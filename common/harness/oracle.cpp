@@ -16,8 +16,24 @@ double scale_of(const Problem& p) { return p.scale ? *p.scale : 1.0 / std::sqrt(
 // Scores and probabilities of one query: P_j = exp(s_j - LSE), 0 where masked.
 struct Row {
   std::vector<double> P;
-  double LSE = -infinity, A = 0;
+  double LSE = -infinity, A = 0, l = 1;  // l = sum_j exp(s_j - max)
 };
+
+struct Query {
+  std::int64_t b, h, i;
+};
+
+void resize(Spread& e, const Array& like) {
+  e.most = e.square = Array(like.B, like.H, like.N, like.d);
+}
+void add(Spread& e, std::int64_t b, std::int64_t h, std::int64_t i, std::int64_t x, double most,
+         double square) {
+  e.most.at(b, h, i, x) += most;
+  e.square.at(b, h, i, x) += square;
+}
+void add(Spread& e, std::int64_t b, std::int64_t h, std::int64_t i, std::int64_t x, double error) {
+  add(e, b, h, i, x, std::fabs(error), error * error);
+}
 
 Row row_of(const Problem& p, const Array& Q, const Array& K, std::int64_t b, std::int64_t h,
            std::int64_t i) {
@@ -46,10 +62,13 @@ Row row_of(const Problem& p, const Array& Q, const Array& K, std::int64_t b, std
   for (double score : s) l += std::exp(score - m);
   for (std::size_t j = 0; j < s.size(); ++j) row.P[j] = std::exp(s[j] - m) / l;
   row.LSE = m + std::log(l);
+  row.l = l;
   return row;
 }
 
 }  // namespace
+
+double Rounding::of(double x) const { return std::max(unit * std::fabs(x), tiny); }
 
 bool sees(const Problem& p, std::int64_t b, std::int64_t i, std::int64_t j) {
   if (p.key_lengths && j >= p.key_lengths[b]) return false;
@@ -65,10 +84,12 @@ bool sees(const Problem& p, std::int64_t b, std::int64_t i, std::int64_t j) {
 }
 
 ForwardOracle oracle_rows(const Problem& p, const Array& Q, const Array& K, const Array& V,
-                          std::vector<std::int64_t> rows) {
+                          std::vector<std::int64_t> rows, const Rounding& rounding) {
   const auto n = static_cast<std::int64_t>(rows.size());
-  ForwardOracle out{std::move(rows), Array(p.B, p.Hq, n, p.d), Array(p.B, p.Hq, n, 1),
-                    Array(p.B, p.Hq, n, p.d), Array(p.B, p.Hq, n, 1)};
+  ForwardOracle out{std::move(rows),          Array(p.B, p.Hq, n, p.d), Array(p.B, p.Hq, n, 1),
+                    Array(p.B, p.Hq, n, p.d), Array(p.B, p.Hq, n, 1),   {}};
+  const bool rounds = rounding.unit > 0;
+  if (rounds) resize(out.eO, out.O);
   for (std::int64_t b = 0; b < p.B; ++b)
     for (std::int64_t h = 0; h < p.Hq; ++h)
       for (std::int64_t r = 0; r < n; ++r) {
@@ -83,23 +104,73 @@ ForwardOracle oracle_rows(const Problem& p, const Array& Q, const Array& K, cons
             const double P = row.P[static_cast<std::size_t>(j)];
             out.O.at(b, h, r, x) += P * v;
             out.PV.at(b, h, r, x) += P * std::fabs(v);
+            if (rounds) add(out.eO, b, h, r, x, rounding.of(P * row.l) / row.l * v);
           }
         }
       }
   return out;
 }
 
-ForwardOracle oracle_forward(const Problem& p, const Array& Q, const Array& K, const Array& V) {
+ForwardOracle oracle_forward(const Problem& p, const Array& Q, const Array& K, const Array& V,
+                             const Rounding& rounding) {
   std::vector<std::int64_t> rows(static_cast<std::size_t>(p.Nq));
   std::iota(rows.begin(), rows.end(), 0);
-  return oracle_rows(p, Q, K, V, std::move(rows));
+  return oracle_rows(p, Q, K, V, std::move(rows), rounding);
 }
 
-BackwardOracle oracle_backward(const Problem& p, const Array& Q, const Array& K, const Array& V,
-                               const Array& dO) {
+namespace {
+
+// What rounding adds to the gradients through query i of one head.
+void add_spread(const Problem& p, const Array& Q, const Array& K, const Array& V, const Array& dO,
+                const Rounding& rounding, const Query& q, const Row& row,
+                const std::vector<double>& dP, double D, BackwardOracle& out) {
+  const auto [b, h, i] = q;
+  const std::int64_t g = h / (p.Hq / p.Hkv);
   const double scale = scale_of(p);
-  BackwardOracle out{Array(p.B, p.Hq, p.Nq, p.d), Array(p.B, p.Hkv, p.Nk, p.d),
-                     Array(p.B, p.Hkv, p.Nk, p.d)};
+  // D_i = sum_x dO_ix O_ix with a rounded O is off by one error that all keys share.
+  double most_D = 0, square_D = 0;
+  for (std::int64_t x = 0; x < p.d; ++x) {
+    double O = 0;
+    for (std::int64_t j = 0; j < p.Nk; ++j)
+      if (sees(p, b, i, j)) O += row.P[static_cast<std::size_t>(j)] * V.at(b, g, j, x);
+    const double error = rounding.of(O) * std::fabs(dO.at(b, h, i, x));
+    most_D += error;
+    square_D += error * error;
+  }
+  std::vector<double> PK(static_cast<std::size_t>(p.d), 0.0);  // scale sum_j P_ij K_jx
+  for (std::int64_t j = 0; j < p.Nk; ++j) {
+    if (!sees(p, b, i, j)) continue;
+    const auto k = static_cast<std::size_t>(j);
+    const double P = row.P[k], dS = rounding.of(P * (dP[k] - D));
+    for (std::int64_t x = 0; x < p.d; ++x) {
+      PK[static_cast<std::size_t>(x)] += scale * P * K.at(b, g, j, x);
+      const double PQ = scale * P * Q.at(b, h, i, x);
+      add(out.eQ, b, h, i, x, scale * dS * K.at(b, g, j, x));
+      add(out.eK, b, g, j, x, scale * dS * Q.at(b, h, i, x));
+      add(out.eK, b, g, j, x, most_D * std::fabs(PQ), square_D * PQ * PQ);
+      add(out.eV, b, g, j, x, rounding.of(P) * dO.at(b, h, i, x));
+    }
+  }
+  for (std::int64_t x = 0; x < p.d; ++x) {
+    const double sum = PK[static_cast<std::size_t>(x)];
+    add(out.eQ, b, h, i, x, most_D * std::fabs(sum), square_D * sum * sum);
+  }
+}
+
+}  // namespace
+
+BackwardOracle oracle_backward(const Problem& p, const Array& Q, const Array& K, const Array& V,
+                               const Array& dO, const Rounding& rounding) {
+  const double scale = scale_of(p);
+  BackwardOracle out;
+  out.dQ = Array(p.B, p.Hq, p.Nq, p.d);
+  out.dK = out.dV = Array(p.B, p.Hkv, p.Nk, p.d);
+  const bool rounds = rounding.unit > 0;
+  if (rounds) {
+    resize(out.eQ, out.dQ);
+    resize(out.eK, out.dK);
+    resize(out.eV, out.dV);
+  }
   for (std::int64_t b = 0; b < p.B; ++b)
     for (std::int64_t h = 0; h < p.Hq; ++h) {
       const std::int64_t g = h / (p.Hq / p.Hkv);
@@ -127,6 +198,7 @@ BackwardOracle oracle_backward(const Problem& p, const Array& Q, const Array& K,
                                   terms * std::fabs(Q.at(b, h, i, x))});
           }
         }
+        if (rounds) add_spread(p, Q, K, V, dO, rounding, {b, h, i}, row, dP, D, out);
       }
     }
   return out;

@@ -22,6 +22,27 @@ struct Array {
   double at(std::int64_t b, std::int64_t h, std::int64_t i, std::int64_t x = 0) const {
     return const_cast<Array*>(this)->at(b, h, i, x);
   }
+  // f(b, h, i, x) for every element.
+  template <class F>
+  void for_each(F f) const {
+    for (std::int64_t b = 0; b < B; ++b)
+      for (std::int64_t h = 0; h < H; ++h)
+        for (std::int64_t i = 0; i < N; ++i)
+          for (std::int64_t x = 0; x < d; ++x) f(b, h, i, x);
+  }
+};
+
+// How a type with few digits rounds: what may be lost of a number.
+struct Rounding {
+  double unit = 0;  // at most this part of it,
+  double tiny = 0;  // or this much, where numbers are too small to have all digits
+  double of(double x) const;
+};
+
+// What the rounding of one factor of every term may add to a sum: at most; and the square of it, if
+// the terms' errors are independent. Empty for a type that rounds no factor (Rounding{}).
+struct Spread {
+  Array most, square;
 };
 
 // Row r of every array below is query rows[r].
@@ -31,24 +52,28 @@ struct ForwardOracle {
   Array LSE;  // [B, Hq, rows, 1]; -infinity where a row sees no key
   Array PV;   // [B, Hq, rows, d]: sum_j P_ij |V_jx|, what the tolerance of O_ix is made of
   Array A;    // [B, Hq, rows, 1]: max over visible j of |scale| sum_x |q_ix k_jx|
+  Spread eO;  // from rounding every exp(s_ij - m_i)
 };
 
 struct BackwardOracle {
   Array dQ, dK, dV;
-  double A = 0;      // the largest A of all rows
-  double noise = 0;  // largest term that cancels in dS = P (dP - D): what rounding acts on
+  double A = 0;       // the largest A of all rows
+  double noise = 0;   // largest term that cancels in dS = P (dP - D): what rounding acts on
+  Spread eQ, eK, eV;  // from rounding every P_ij, dS_ij and, in D = dO . O, O_ix
 };
 
 // May query i of batch b see key j? Written from the definitions, not from fa::Mask.
 bool sees(const Problem& p, std::int64_t b, std::int64_t i, std::int64_t j);
 
-ForwardOracle oracle_forward(const Problem& p, const Array& Q, const Array& K, const Array& V);
+// `rounding` is that of the type under test: it says nothing of the result, only of its tolerance.
+ForwardOracle oracle_forward(const Problem& p, const Array& Q, const Array& K, const Array& V,
+                             const Rounding& rounding = {});
 
 // Only some queries (the same ones in every head), so that long sequences stay cheap.
 ForwardOracle oracle_rows(const Problem& p, const Array& Q, const Array& K, const Array& V,
-                          std::vector<std::int64_t> rows);
+                          std::vector<std::int64_t> rows, const Rounding& rounding = {});
 
 BackwardOracle oracle_backward(const Problem& p, const Array& Q, const Array& K, const Array& V,
-                               const Array& dO);
+                               const Array& dO, const Rounding& rounding = {});
 
 }  // namespace fa::harness

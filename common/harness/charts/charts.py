@@ -48,7 +48,8 @@ def figures(stage: Path, results: Results) -> list[Chart | Table]:
 
 
 def recorded(stage: Path) -> list[Path]:
-    return sorted((stage / "results").glob("*.json"))
+    """A file for each machine; kernels.json holds what the compiler said, and is no measurement."""
+    return sorted(path for path in (stage / "results").glob("*.json") if path.name != "kernels.json")
 
 
 def with_table(text: str, table: Table, readme: Path, caption: str) -> str:
@@ -148,7 +149,7 @@ def medians(results: Results) -> str:
         lines.append([name, significant(time.mid), f"{significant(time.low)} to {significant(time.high)}",
                       significant(1e-9 * median(rows, "flops")) if "flops" in has else "",
                       significant(100 * median(rows, "of_roof"), 2) if len(has) == 2 else ""])
-    table = html_table(["Benchmark", "Time (ms)", "Range (ms)", "GFLOP/s", "% of FMA peak"], lines)
+    table = html_table(["Benchmark", "Time (ms)", "Range (ms)", "GFLOP/s", "% of the roof"], lines)
     return f"<details><summary>Medians of {len(lines)} benchmarks</summary>{table}</details>"
 
 
@@ -234,7 +235,7 @@ def draw(stages: Sequence[Path], results_name: str | None, out: Path | None, tab
                     if readme not in outputs and not readme.is_file():
                         raise BadResults(f"{readme}: no such file; the tables are written into it")
                     text = (outputs.get(readme) or readme.read_bytes()).decode()
-                    caption = f"Medians on {results.context['device']} (`results/{path.name}`)."
+                    caption = item.caption or f"Medians on {results.context['device']} (`results/{path.name}`)."
                     outputs[readme] = with_table(text, item, readme, caption).encode()
     return outputs
 

@@ -61,15 +61,18 @@ class Bar:
     label: str
     value: Spread
     note: str
+    role: Role = "this"
 
 
 @dataclass(frozen=True)
 class Bars:
-    """A panel of horizontal bars in percent of a roof; panels of one chart stand one above the other."""
+    """A panel of horizontal bars; panels of one chart stand one above the other."""
 
     title: str
     bars: Sequence[Bar]
     x_label: str
+    unit: str = " %"
+    bounds: Sequence[Bound] = (Bound("", 100.0),)  # vertical; labels stand above them
 
 
 @dataclass(frozen=True)
@@ -86,6 +89,7 @@ class Table:
     header: Sequence[str]
     rows: Sequence[Sequence[str]]
     page: str = "README.md"  # where it is written, seen from the stage's folder
+    caption: str = ""  # empty: "Medians on" the machine
 
     def markdown(self) -> str:
         rule = ["---"] + ["---:"] * (len(self.header) - 1)
@@ -156,6 +160,7 @@ def summary(item: Chart | Table, context: dict[str, str]) -> str:
         if isinstance(panel, Bars):
             text.append(f"  bars: {panel.title}; {panel.x_label}")
             text += [f"    {bar.label}: {numbers(bar.value)} ({bar.note})" for bar in panel.bars]
+            text += [f"    bound '{bound.label}': {bound.y:.4g}" for bound in panel.bounds if bound.label]
             continue
         text.append(f"  panel: {panel.y_label} ({panel.y_scale}) against {panel.x_label} ({panel.x_scale})")
         for each in panel.lines:
@@ -372,24 +377,41 @@ def draw_lines(canvas: Canvas, panel: Lines, left: float, top: float, width: flo
         canvas.text(at_label, centre, label, color=darker(colour), linespacing=1.1)
 
 
+def bound_labels(panel: Bars) -> float:
+    """The room that the labels of the bounds need above the bars."""
+    return 22.0 if any(bound.label for bound in panel.bounds) else 0.0
+
+
+def bars_height(panel: Bars) -> float:
+    return 18 + bound_labels(panel) + BAR_HEIGHT * len(panel.bars) + 52
+
+
 def draw_bars(canvas: Canvas, panel: Bars, left: float, top: float, width: float, before: float, after: float) -> None:
     height = BAR_HEIGHT * len(panel.bars)
     canvas.text(left, top + 4, panel.title, weight="bold", color=FAINT)
-    axes = canvas.axes(left + before, top + 18, width - before - after, height)
-    right = max(100.0, 1.05 * max(bar.value.high for bar in panel.bars))
+    plot_top, plot_width = top + 18 + bound_labels(panel), width - before - after
+    axes = canvas.axes(left + before, plot_top, plot_width, height)
+    right = max([bound.y for bound in panel.bounds] + [1.05 * bar.value.high for bar in panel.bars])
     axes.set_xlim(0, right)
     axes.set_ylim(len(panel.bars) - 0.5, -0.5)
     axes.set_yticks([])
-    axes.set_xticks(ticks("linear", 0, right), [f"{tick:g} %" for tick in ticks("linear", 0, right)])
-    axes.axvline(100, color=INK, linewidth=1.2, linestyle=(0, (4, 3)))
+    axes.set_xticks(ticks("linear", 0, right), [f"{tick:g}{panel.unit}" for tick in ticks("linear", 0, right)])
+    for bound in panel.bounds:
+        axes.axvline(bound.y, color=INK, linewidth=1.2, linestyle=(0, (4, 3)))
+    named = [bound for bound in panel.bounds if bound.label]
+    at = [left + before + plot_width * bound.y / right for bound in named]
+    sizes = [text_width(bound.label, 9.5) + 12 for bound in named]
+    for bound, x, centre in zip(named, at, push_apart(at, sizes, left, left + width)):
+        canvas.text(centre, plot_top - 16, bound.label, ha="center", color=FAINT)
+        canvas.line([centre, x], [plot_top - 9, plot_top], color=FAINT, linewidth=0.7)
     for i, bar in enumerate(panel.bars):
-        axes.barh(i, bar.value.mid, height=0.62, color=COLOURS["this"][0])
+        colour = COLOURS[bar.role][0]
+        axes.barh(i, bar.value.mid, height=0.62, color=colour)
         axes.plot([bar.value.low, bar.value.high], [i, i], color=INK, linewidth=1.2)
-        y = top + 18 + BAR_HEIGHT * (i + 0.5)
+        y = plot_top + BAR_HEIGHT * (i + 0.5)
         canvas.text(left, y, bar.label)
-        canvas.text(WIDTH - MARGIN, y, bar.note, ha="right", color=darker(COLOURS["this"][0]))
-    canvas.text(left + before + (width - before - after) / 2, top + 18 + height + 28, panel.x_label,
-                ha="center", color=FAINT)
+        canvas.text(WIDTH - MARGIN, y, bar.note, ha="right", color=darker(colour))
+    canvas.text(left + before + plot_width / 2, plot_top + height + 28, panel.x_label, ha="center", color=FAINT)
 
 
 def render(chart: Chart, context: dict[str, str]) -> bytes:
@@ -409,8 +431,7 @@ def render(chart: Chart, context: dict[str, str]) -> bytes:
         below = wrap(subtitle(chart, context), 9, inner)
         top = MARGIN + 18 * len(title) + 13 * len(below) + 16
         bars = isinstance(chart.panels[0], Bars)
-        heights = [18 + BAR_HEIGHT * len(p.bars) + 52 if isinstance(p, Bars) else 20 + PLOT_HEIGHT + 46
-                   for p in chart.panels]
+        heights = [bars_height(p) if isinstance(p, Bars) else 20 + PLOT_HEIGHT + 46 for p in chart.panels]
         canvas = Canvas(top + (sum(heights) if bars else max(heights)))
         canvas.text(MARGIN, MARGIN - 3, "\n".join(title), fontsize=13, weight="bold", va="top", linespacing=1.15)
         canvas.text(MARGIN, MARGIN + 18 * len(title), "\n".join(below), fontsize=9, color=FAINT, va="top")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -17,8 +18,8 @@ HERE = Path(__file__).resolve().parent
 GOLDEN = HERE / "golden"
 sys.path.insert(0, str(HERE))
 
-from figure import Chart, Line, Lines, Point, push_apart, render, significant  # noqa: E402
-from results import BadResults, Row, Spread, load, median, ratio, record  # noqa: E402
+from figure import Bar, Bars, Bound, Chart, Line, Lines, Point, Table, push_apart, render, significant, summary  # noqa: E402
+from results import BadResults, Results, Row, Spread, load, median, ratio, record  # noqa: E402
 
 
 def tool(*arguments: object) -> subprocess.CompletedProcess[str]:
@@ -114,6 +115,13 @@ class Loading(WithStage):
 class Numbers(unittest.TestCase):
     def rows(self, name: str, *times: float) -> list[Row]:
         return [Row(name, "s", "w", "v", {}, "f32", i, time, {}) for i, time in enumerate(times)]
+
+    def test_rows_are_selected_by_words_and_by_the_lack_of_a_key(self) -> None:
+        hot = Row("hot", "s", "w", "v", {"N": 1, "chip": "hot"}, "f32", 0, 1.0, {})
+        plain = Row("plain", "s", "w", "v", {"N": 1}, "f32", 0, 1.0, {})
+        results = Results(Path(), {}, [hot, plain], [])
+        self.assertEqual(results.select(chip="hot"), [hot])
+        self.assertEqual(results.select(chip=None), [plain])
 
     def test_ratio_pairs_repetitions(self) -> None:
         a, b = self.rows("a", 2, 20, 6), self.rows("b", 1, 10, 2)
@@ -235,6 +243,31 @@ class Drawing(WithStage):
             render(Chart("c", "t", [Lines("y", [zero])], "s"), {})
         with self.assertRaisesRegex(BadResults, "nothing to show"):
             render(Chart("c", "t", [Lines("y", [])], "s"), {})
+
+    def test_bars_with_bounds(self) -> None:
+        bars = [Bar("before", Spread(30, 29, 31), "30", "previous"), Bar("this", Spread(600, 590, 610), "600, ×20")]
+        named = Bars("TFLOP/s", bars, "N 4096", "", [Bound("peer 623", 623.0), Bound("roof 780", 780.0)])
+        text = summary(Chart("ladder", "t", [named], "s"), {})
+        for words in ("before: 30 [29, 31] (30)", "bound 'peer 623': 623", "bound 'roof 780': 780"):
+            self.assertIn(words, text)
+        drawn = render(Chart("ladder", "t", [named], "s"), {})
+        self.assertEqual(drawn, render(Chart("ladder", "t", [named], "s"), {}))
+        self.assertIn(b"#8a8a8a", drawn)  # the previous stage is grey
+        plain = Bars("share", bars, "x")  # a bound without a name takes no room
+        self.assertNotIn("bound", summary(Chart("ladder", "t", [plain], "s"), {}))
+        height = [float(re.search(rb'height="([0-9.]+)pt"', svg)[1]) for svg in
+                  (drawn, render(Chart("ladder", "t", [plain], "s"), {}))]
+        self.assertGreater(*height)
+
+    def test_a_table_may_say_where_it_comes_from(self) -> None:
+        shutil.copy(GOLDEN / "results.json", self.stage / "results" / "example-cpu.json")
+        (self.stage / "results" / "kernels.json").write_text('{"kernels": []}')  # no machine's file
+        source = self.stage / "check" / "charts.py"
+        source.write_text("from figure import Table\ndef charts(r):\n"
+                          "    return [Table('cost', ['N'], [['1']], caption='What the compiler said.')]\n")
+        self.assertEqual(tool("draw", self.stage, "--tables").returncode, 0)
+        self.assertIn("\n\nWhat the compiler said.\n<!-- end -->", (self.stage / "README.md").read_text())
+        self.assertEqual(Table("t", ["a"], []).caption, "")
 
     def test_labels_are_pushed_apart(self) -> None:
         self.assertEqual(push_apart([50, 10], [10, 10], 0, 100), [50, 10])  # room enough: nothing moves

@@ -28,12 +28,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "charts"))
 from results import BadResults, load, write_whole  # noqa: E402
 
 TENSORS = ("Q", "K", "V", "O", "LSE", "dO", "dQ", "dK", "dV", "scratch", "stream")
+DTYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
 
 
 class Call(ctypes.Structure):
     """struct fa_peer_call of peer.hpp."""
 
-    _fields_ = ([(name, ctypes.c_int64) for name in ("B", "H", "N", "d", "causal")]
+    _fields_ = ([(name, ctypes.c_int64) for name in ("B", "H", "Hkv", "N", "d", "causal", "dtype")]
                 + [(name, ctypes.c_void_p) for name in TENSORS])
 
 
@@ -72,7 +73,7 @@ class Tensors:
         pointer = lambda t: None if t is None else t.data_ptr()  # noqa: E731
         c = self.case
         dq, dk, dv = self.grads or (None, None, None)
-        return Call(c.batch, c.heads, c.n, c.d, int(c.causal), *map(pointer, (
+        return Call(c.batch, c.heads, c.heads, c.n, c.d, int(c.causal), DTYPES[self.q.dtype], *map(pointer, (
             self.q, self.k, self.v, self.o, self.lse, self.do, dq, dk, dv, self.scratch)),
             torch.cuda.current_stream().cuda_stream)
 

@@ -6,6 +6,8 @@
 #include <numeric>
 #include <vector>
 
+#include "common/harness/cases.hpp"
+#include "common/harness/conformance.hpp"
 #include "common/harness/gpu_test.hpp"
 #include "common/harness/tests/cuda_kernels.hpp"
 
@@ -39,6 +41,58 @@ std::vector<T> from_device(const DeviceMemory& m, std::size_t n) {
   FA_CUDA_CHECK(cudaMemcpy(v.data(), m.as<void>(), n * sizeof(T), cudaMemcpyDeviceToHost));
   return v;
 }
+
+// ---- the adapter that carries a test's tensors to the device and back ----
+
+TEST_F(Cuda, EveryRunMustLeaveTheBitsOfTheFirst) {
+  harness::ForwardCase<float> c({harness::shape(3, 5, 8)}, false);
+  int runs = 0;
+  const auto f = harness::on_gpu_forward<float>([&](const Problem&, const Forward<float>& t) {
+    ++runs;
+    const float x = runs < 4 ? 1 : 2;
+    FA_CUDA_CHECK(cudaMemcpy(t.O.at(0, 0, 2), &x, sizeof x, cudaMemcpyHostToDevice));
+  });
+  harness::ForwardCall<float> call = c.call();
+  call.runs = 3;
+  f(call);
+  EXPECT_EQ(c.O.at(0, 0, 2, 0), 1);
+  EXPECT_EQ(c.check_memory_untouched(), "");
+  call.runs = 300;
+  runs = 0;
+  expect_words(error([&] { f(call); }), {"run 4 of 300", "other bits"});
+}
+
+TEST_F(Cuda, OfAReservationOnlyTheUsedPartsAreCopied) {
+  float host[8] = {0, 1, 2, 3, 4, 5, 6, 7};
+  const harness::DeviceCopy copy({{host, sizeof host, {{0, 4}, {20, 8}}}});
+  for (float& x : host) x = -1;
+  copy.copy_back();
+  EXPECT_EQ(host[0], 0);
+  EXPECT_EQ(host[4], -1);
+  EXPECT_EQ(host[5], 5);
+  EXPECT_EQ(host[6], 6);
+  EXPECT_EQ(host[7], -1);
+  EXPECT_EQ(copy.at(host + 6), copy.at(host) + 6);
+}
+
+TEST_F(Cuda, TheHostsHalfTypesAreTheDevices) {
+  struct DeviceHalf {
+    unsigned short bits;
+  };
+  harness::ForwardCase<Eigen::bfloat16> c({harness::shape(3, 5, 8)}, true);
+  c.V.fill([](auto...) { return 1.5; });
+  harness::on_gpu_forward<Eigen::bfloat16>(
+      [&](const Problem&, const Forward<Eigen::bfloat16>& host) {
+        const Forward<DeviceHalf> t = harness::as_device<DeviceHalf>(host);
+        EXPECT_EQ(t.K.row, host.K.row);
+        EXPECT_EQ(static_cast<const void*>(t.LSE), host.LSE);
+        FA_CUDA_CHECK(cudaMemcpy(t.O.at(0, 0, 1), t.V.at(0, 0, 4), 16, cudaMemcpyDeviceToDevice));
+      })(c.call());
+  EXPECT_EQ(float(c.O.at(0, 0, 1, 7)), 1.5f);
+  EXPECT_TRUE(std::isnan(c.O.at(0, 0, 0, 0)));
+}
+
+// ---- checks and memory ----
 
 TEST_F(Cuda, AFailedLaunchIsReportedByNameAndOnce) {
   expect_words(error([] { test_kernels::launch_with(2048, 0); }),
