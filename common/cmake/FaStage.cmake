@@ -46,12 +46,17 @@ function(fa_add_stage id name)
     endif()
   else()
     set_property(GLOBAL APPEND PROPERTY FA_SUMMARY "${id}  ${name}: emulated on the CPU only (${FA_NO_CUDA_REASON})")
-    if(BUILD_TESTING)
-      add_test(NAME ${stage}.on_gpu.not_built
-        COMMAND ${CMAKE_COMMAND} -DREASON=${FA_NO_CUDA_REASON} -P ${PROJECT_SOURCE_DIR}/common/cmake/skip.cmake)
-      set_tests_properties(${stage}.on_gpu.not_built PROPERTIES
-        LABELS ${stage} SKIP_REGULAR_EXPRESSION "SKIPPED")
-    endif()
+    fa_not_built(${stage}.on_gpu "${FA_NO_CUDA_REASON}" ${stage})
+  endif()
+endfunction()
+
+# Stands for tests PREFIX.* that are not built here: shown as skipped, with the reason.
+function(fa_not_built prefix reason label)
+  if(BUILD_TESTING)
+    add_test(NAME ${prefix}.not_built
+      COMMAND ${CMAKE_COMMAND} -DREASON=${reason} -P ${PROJECT_SOURCE_DIR}/common/cmake/skip.cmake)
+    set_tests_properties(${prefix}.not_built PROPERTIES
+      LABELS ${label} SKIP_REGULAR_EXPRESSION "SKIPPED")
   endif()
 endfunction()
 
@@ -148,6 +153,9 @@ function(fa_stage_benchmark stage library)
     # The kernels as C functions, for check/peers.py.
     add_library(${stage}_peer SHARED check/peer.cpp)
     set_target_properties(${stage}_peer PROPERTIES LINKER_LANGUAGE CXX)
+    target_compile_definitions(${stage}_peer PRIVATE
+      FA_COMPILER="nvcc ${CMAKE_CUDA_COMPILER_VERSION}, ${CMAKE_CXX_COMPILER_ID} ${CMAKE_CXX_COMPILER_VERSION}"
+      FA_FLAGS="${CMAKE_CUDA_FLAGS_RELEASE}")
     target_link_libraries(${stage}_peer PRIVATE ${library} ${S_PREVIOUS} fa_warnings)
     add_dependencies(${stage}_all ${stage}_peer)
   endif()
@@ -263,18 +271,6 @@ function(fa_stage_tests target library variant replaced replacements)
   elseif(variant STREQUAL "on_gpu")
     target_link_libraries(${target} PRIVATE fa_cuda)
     set_target_properties(${target} PROPERTIES LINKER_LANGUAGE CXX)
-  endif()
-endfunction()
-
-# A stage that does not exist yet: registered, so that `ctest -R stage04` says so instead of nothing.
-function(fa_planned_stage id about)
-  set_property(GLOBAL APPEND PROPERTY FA_SUMMARY "${id}  not built yet (${about})")
-  add_custom_target(stage${id}_all)
-  if(BUILD_TESTING)
-    add_test(NAME stage${id}.not_built_yet
-      COMMAND ${CMAKE_COMMAND} -E echo "[  SKIPPED ] stage ${id}, ${about}: not built yet")
-    set_tests_properties(stage${id}.not_built_yet PROPERTIES
-      LABELS stage${id} SKIP_REGULAR_EXPRESSION "SKIPPED")
   endif()
 endfunction()
 
