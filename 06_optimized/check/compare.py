@@ -1,0 +1,483 @@
+"""The ladder beside cuDNN and FlashAttention-2 (both PyTorch's) and a matrix product, in one process.
+
+    python3 06_optimized/check/compare.py build/06_optimized/libstage06_peer.so results.json
+
+All kernels get the same tensors, B N = 16384 and H d = 2048 (64 MiB each: more than a cache holds), and are timed once
+a round, in an order drawn anew: a block of launches back to back, about 5 ms between two CUDA events. Two ways, since a
+GPU lowers its clock under load: hot, block after block; and cool, with an idle gap and an untimed launch before each
+block. A row's roof is the matrix product of its own round.
+
+What the host does at a launch (checks, tensor maps, PyTorch's dispatch) is hidden by the queue, for ours and the
+peers alike: the host runs ahead of the GPU, and an untimed launch covers the first of a block. That holds while a
+launch takes the host less time than the GPU; a row where it does not is an error, not a figure.
+
+Every result is compared with double precision before and after it is timed. The file is written after each case;
+--resume continues it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import itertools
+import json
+import math
+import os
+import random
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "common" / "harness" / "peers"))
+from peers import DTYPES, BadResults, Call, Case, SDPBackend, sdpa_kernel, torch, write_whole  # noqa: E402
+
+ROWS, WIDTH = 16384, 2048  # B N and H d
+LADDER_N = 4096  # the rungs on the way are measured at this length only
+PEERS = {"cudnn": SDPBackend.CUDNN_ATTENTION, "fa2": SDPBackend.FLASH_ATTENTION}
+DTYPE = {"bf16": torch.bfloat16, "f16": torch.float16}
+RELATIVE_L2 = {"bf16": 1e-2, "f16": 1.5e-3}
+GEMM = 8192
+SAME_RUN = ("device", "commit", "compiler", "driver", "torch", "cudnn")  # what a continued file must share
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Setting(Case):
+    """One problem, with the number of query heads that share a key head."""
+
+    group: int = 1
+    dtype: str = "bf16"
+
+    @staticmethod
+    def of(n: int, d: int, causal: bool, group: int, dtype: str) -> Setting:
+        return Setting(n, d, causal, batch=max(1, ROWS // n), heads=WIDTH // d, group=group, dtype=dtype)
+
+    def row_name(self, who: str, chip: str) -> str:
+        return f"{who}/N:{self.n}/d:{self.d}/causal:{int(self.causal)}/G:{self.group}/chip:{chip}/{self.dtype}"
+
+    def __str__(self) -> str:
+        return (f"d {self.d}, {'causal' if self.causal else 'no mask'}, N {self.n}"
+                + (f", {self.group} query heads per key head" if self.group > 1 else "") + f", {self.dtype}")
+
+
+class Tensors:
+    def __init__(self, s: Setting) -> None:
+        make = lambda heads: torch.randn(s.batch, heads, s.n, s.d, device="cuda", dtype=DTYPE[s.dtype])  # noqa: E731
+        self.setting = s
+        self.q, self.k, self.v = make(s.heads), make(s.heads // s.group), make(s.heads // s.group)
+
+
+# ---------------------------------------------------------------- who is timed
+
+@dataclass
+class Runner:
+    name: str  # stage06/forward/fa2, peer/forward/cudnn
+    launch: Callable[[int], None]  # puts this many on the current stream
+    result: Callable[[], tuple[torch.Tensor | None, torch.Tensor | None]]  # O and, if it was written, LSE
+    forget: Callable[[], None]  # the result, so that an old one cannot pass for a new one
+
+
+class Library:
+    def __init__(self, path: Path) -> None:
+        self.c = ctypes.CDLL(str(path))
+        for name in ("kernels", "compiler", "flags", "unsupported", "forward"):
+            getattr(self.c, f"fa_peer_{name}").restype = ctypes.c_char_p
+        promises = dict(each.split(":") for each in self.c.fa_peer_kernels().decode().split())
+        self.kernels = list(promises)
+        self.whole = [kernel for kernel, promise in promises.items() if promise == "whole"]
+
+    def runner(self, kernel: str, t: Tensors) -> Runner | str:
+        """Or why there is none."""
+        s = t.setting
+        o = torch.full_like(t.q, math.nan)
+        lse = torch.full(t.q.shape[:3], math.nan, device="cuda", dtype=torch.float32)
+        call = Call(B=s.batch, H=s.heads, Hkv=s.heads // s.group, N=s.n, d=s.d, causal=int(s.causal),
+                    dtype=DTYPES[t.q.dtype], Q=t.q.data_ptr(), K=t.k.data_ptr(), V=t.v.data_ptr(), O=o.data_ptr(),
+                    LSE=lse.data_ptr(), stream=torch.cuda.current_stream().cuda_stream)
+        function, name, pointer = self.c.fa_peer_forward, kernel.encode(), ctypes.byref(call)
+        why = self.c.fa_peer_unsupported(name, pointer)
+        if why:
+            return why.decode()
+
+        def launch(count: int) -> None:
+            for _ in range(count):
+                error = function(name, pointer)
+                if error:
+                    raise RuntimeError(error.decode())
+
+        def forget() -> None:
+            o.fill_(math.nan)
+            lse.fill_(math.nan)
+        return Runner(f"stage06/forward/{kernel}", launch, lambda: (o, lse), forget)
+
+
+def peer(name: str, t: Tensors) -> Runner:
+    last: list[torch.Tensor] = []
+    options = {"enable_gqa": True} if t.setting.group > 1 else {}
+
+    def launch(count: int) -> None:
+        with sdpa_kernel(PEERS[name]):
+            for _ in range(count):
+                last[:] = [torch.nn.functional.scaled_dot_product_attention(
+                    t.q, t.k, t.v, is_causal=t.setting.causal, **options)]
+    return Runner(f"peer/forward/{name}", launch, lambda: (last[0] if last else None, None), last.clear)
+
+
+def gemm(dtype: str) -> Runner:
+    a, b = (torch.randn(GEMM, GEMM, device="cuda", dtype=DTYPE[dtype]) for _ in range(2))
+    out = torch.empty_like(a)
+
+    def launch(count: int) -> None:
+        for _ in range(count):
+            torch.matmul(a, b, out=out)
+    return Runner("gemm", launch, lambda: (None, None), lambda: None)
+
+
+# ---------------------------------------------------------------- is it right?
+
+@dataclass(frozen=True)
+class Expected:
+    """Rows of one head in double precision."""
+
+    b: int
+    h: int
+    rows: torch.Tensor
+    o: torch.Tensor
+    pv: torch.Tensor  # sum of P |V|: what the rounding of P is measured by
+    lse: torch.Tensor
+
+
+def expected(t: Tensors) -> list[Expected]:
+    """All rows of three heads of a short problem, some rows of a long one."""
+    s = t.setting
+    some = {0, s.n // 3, s.n // 2 + 1, s.n - 1, *random.sample(range(s.n), 12)}
+    rows = torch.tensor(sorted(some) if s.n > 1024 else range(s.n), device="cuda")
+    found = []
+    for b, h in {(0, 0), (s.batch // 2, s.heads // 2), (s.batch - 1, s.heads - 1)}:
+        q, k, v = t.q[b, h, rows].double(), t.k[b, h // s.group].double(), t.v[b, h // s.group].double()
+        scores = q @ k.T / math.sqrt(s.d)
+        if s.causal:
+            scores = scores.masked_fill(torch.arange(s.n, device="cuda")[None] > rows[:, None], -math.inf)
+        p = torch.softmax(scores, -1)
+        found.append(Expected(b, h, rows, p @ v, p @ v.abs(), torch.logsumexp(scores, -1)))
+    return found
+
+
+def fault(runner: Runner, want: Sequence[Expected], dtype: str) -> str:
+    """Empty, or what is wrong. NaN fails every comparison here."""
+    o, lse = runner.result()
+    if runner.name == "gemm":
+        return ""
+    if o is None:
+        return "it wrote no result"
+    eps = torch.finfo(DTYPE[dtype]).eps  # the weights and O are rounded to within eps / 2
+    for w in want:
+        got = o[w.b, w.h, w.rows].double()
+        error = (got - w.o).abs()
+        where = f"in batch {w.b}, head {w.h}"
+        if not bool((error <= eps * (w.o.abs() + w.pv) + 1e-6).all()):
+            return f"O is wrong by up to {error.max().item():.2g} {where}"
+        relative = (error.norm() / w.o.norm()).item()
+        if not relative <= RELATIVE_L2[dtype]:
+            return f"O is wrong by {relative:.2g} (relative L2) {where}"
+        if lse is not None:
+            off = (lse[w.b, w.h, w.rows].double() - w.lse).abs()
+            if not bool((off <= 2e-5 * w.lse.abs().clamp(min=1)).all()):
+                return f"LSE is wrong by up to {off.max().item():.2g} {where}"
+    return ""
+
+
+# ---------------------------------------------------------------- how long does it take?
+
+def event() -> torch.cuda.Event:
+    return torch.cuda.Event(enable_timing=True)
+
+
+def timed(launch: Callable[[int], None], count: int) -> tuple[torch.cuda.Event, torch.cuda.Event]:
+    begin, end = event(), event()
+    begin.record()
+    launch(count)
+    end.record()
+    return begin, end
+
+
+def host_milliseconds(runner: Runner, count: int) -> float:
+    """What the host takes for a launch, with a queue that has room."""
+    torch.cuda.synchronize()
+    begin = time.perf_counter()
+    runner.launch(count)
+    taken = (time.perf_counter() - begin) / count
+    torch.cuda.synchronize()
+    return 1e3 * taken
+
+
+def launches(runner: Runner, block_ms: float) -> int:
+    runner.launch(2)
+    begin, end = timed(runner.launch, 3)
+    end.synchronize()
+    return max(2, round(3 * block_ms / begin.elapsed_time(end)))
+
+
+def rounds_of(runners: Sequence[Runner], chip: str, options: argparse.Namespace) -> dict[str, list[float]]:
+    """Milliseconds of a launch, by runner and round."""
+    counts = {r.name: launches(r, options.block) for r in runners}
+    taken: dict[str, list[tuple[torch.cuda.Event, torch.cuda.Event]]] = {r.name: [] for r in runners}
+    for index in range(-options.burn_in, options.rounds):
+        for r in random.sample(list(runners), len(runners)):
+            if chip == "cool":
+                torch.cuda.synchronize()
+                time.sleep(1e-3 * options.gap)
+                r.launch(1)
+            pair = timed(r.launch, counts[r.name])
+            if index >= 0:
+                taken[r.name].append(pair)
+    torch.cuda.synchronize()
+    return {name: [begin.elapsed_time(end) / counts[name] for begin, end in pairs] for name, pairs in taken.items()}
+
+
+# ---------------------------------------------------------------- one case, one file
+
+def error_row(name: str, message: str) -> Row:
+    print(f"      ERROR {name}: {message}", flush=True)
+    return {"name": name, "run_type": "iteration", "repetition_index": 0, "error_occurred": True,
+            "error_message": message}
+
+
+def measured(runners: Sequence[Runner], want: Sequence[Expected], s: Setting, chip: str,
+             options: argparse.Namespace) -> tuple[list[Row], float]:
+    """The rows, and the largest share of a launch's time that the host needs for it."""
+    rows: list[Row] = []
+    good = []
+    share = 0.0
+    for r in runners:
+        r.forget()
+        r.launch(1)
+        torch.cuda.synchronize()
+        wrong = fault(r, want, s.dtype)
+        if wrong:
+            rows.append(error_row(s.row_name(r.name, chip), f"wrong before timing: {wrong}"))
+        else:
+            good.append(r)
+            r.forget()
+    times = rounds_of(good, chip, options)
+    roof = [2e3 * GEMM**3 / ms for ms in times["gemm"]]
+    for r in good:
+        if r.name == "gemm":
+            continue
+        name, ms = s.row_name(r.name, chip), times[r.name]
+        wrong = fault(r, want, s.dtype)
+        host = host_milliseconds(r, 20) / statistics.median(ms)
+        if wrong:
+            rows.append(error_row(name, f"wrong after timing: {wrong}"))
+        elif host > 1:
+            rows.append(error_row(name, f"a launch takes the host {host:.1f} times as long as the GPU"))
+        else:
+            share = max(share, host)
+            rows += [{"name": name, "run_type": "iteration", "repetition_index": i, "real_time": t, "time_unit": "ms",
+                      "flops": 1e3 * s.flops("forward") / t, "roof": peak}
+                     for i, (t, peak) in enumerate(zip(ms, roof))]
+    return rows, share
+
+
+def print_rows(rows: Sequence[Row]) -> None:
+    """TFLOP/s and, against cuDNN round by round, the ratio."""
+    by: dict[str, list[Row]] = {}
+    for row in rows:
+        if "flops" in row:
+            by.setdefault(row["name"].split("/N:")[0], []).append(row)
+    if not by:
+        return
+    rival = by.get("peer/forward/cudnn", [])
+    texts = [f"GEMM {1e-12 * statistics.median(row['roof'] for row in next(iter(by.values()))):.0f}"]
+    for who, some in by.items():
+        stage, _, kernel = who.split("/")
+        text = kernel if stage == "stage06" else f"[{kernel}]"
+        text += f" {1e-12 * statistics.median(row['flops'] for row in some):.0f}"
+        if rival and some is not rival:
+            text += f" ({statistics.median(a['flops'] / b['flops'] for a, b in zip(some, rival)):.2f})"
+        texts.append(text)
+    print("      " + "  ".join(texts), flush=True)
+
+
+class File:
+    """The results so far, written whole after every case."""
+
+    def __init__(self, path: Path, context: dict[str, str], resume: bool) -> None:
+        self.path, self.context, self.rows = path, context, []
+        if not path.exists():
+            return
+        if not resume:
+            raise BadResults(f"{path} exists; --resume continues it, or choose another name")
+        try:
+            old = json.loads(path.read_text(encoding="utf-8"))
+            self.rows = old["benchmarks"]
+            differ = [key for key in SAME_RUN if old["context"][key] != context[key]]
+        except (ValueError, KeyError, TypeError):
+            raise BadResults(f"{path}: not a file of this program; choose another name") from None
+        if differ:
+            raise BadResults(f"{path}: measured with another {differ[0]}; one file holds one machine and one version")
+        self.context = old["context"]
+
+    def has(self, names: Sequence[str]) -> bool:
+        done = {row["name"] for row in self.rows if "flops" in row}
+        return all(name in done for name in names)
+
+    def add(self, ending: str, rows: Sequence[Row], share: float) -> None:
+        """In place of all earlier rows of this case: ratios pair rows of one run."""
+        self.rows = [row for row in self.rows if not row["name"].endswith(ending)] + list(rows)
+        self.context["host_share"] = f"{max(share, float(self.context.get('host_share', 0))):.2f}"
+        self.context["clocks_after"] = gpu_state("clocks.sm,temperature.gpu,power.draw")
+        content = json.dumps({"context": self.context, "benchmarks": self.rows}, indent=1) + "\n"
+        write_whole(self.path, content.encode())
+
+
+def gpu_state(fields: str) -> str:
+    try:
+        command = ["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader",
+                   "-i", f"GPU-{torch.cuda.get_device_properties(0).uuid}"]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    except (AttributeError, OSError, subprocess.CalledProcessError):
+        return "unknown"
+
+
+def commit() -> str:
+    if given := os.environ.get("FA_COMMIT"):
+        return given
+    done = subprocess.run(["git", "-C", str(ROOT), "describe", "--always", "--dirty"], capture_output=True, text=True,
+                          check=False)
+    return done.stdout.strip() or "unknown"
+
+
+def describe(library: Library, options: argparse.Namespace) -> dict[str, str]:
+    device = torch.cuda.get_device_properties(0)
+    machine = "".join(c.lower() if c.isalnum() else "-" for c in device.name)
+    return {
+        "machine": machine if machine.startswith("nvidia-") else f"nvidia-{machine}", "device": device.name,
+        "isa": f"sm_{device.major}{device.minor}", "cores": str(device.multi_processor_count),
+        "memory_bytes": str(device.total_memory), "compiler": library.c.fa_peer_compiler().decode(),
+        "flags": library.c.fa_peer_flags().decode(), "commit": commit(),
+        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "flop_formula": "4 d FLOP per visible (query, key) pair", "torch": torch.__version__,
+        "cudnn": str(torch.backends.cudnn.version()), "cuda_runtime": str(torch.version.cuda),
+        "driver": gpu_state("driver_version"),
+        "clocks_limits": gpu_state("clocks.max.sm,clocks.max.mem,power.limit"),
+        "clocks_before": gpu_state("clocks.sm,temperature.gpu,power.draw"), "seed": str(options.seed),
+        "method": f"{options.rounds} rounds after {options.burn_in}, blocks of {options.block:g} ms, order drawn anew; "
+                  f"cool: {options.gap:g} ms idle and an untimed launch before each block; launches queued"}
+
+
+# ---------------------------------------------------------------- what is asked for
+
+def numbers(allowed: Sequence[int]) -> Callable[[str], list[int]]:
+    def parse(text: str) -> list[int]:
+        values = [int(part) for part in text.split(",")]
+        if not set(values) <= set(allowed):
+            raise argparse.ArgumentTypeError(f"'{text}': any of {', '.join(map(str, allowed))}")
+        return values
+    return parse
+
+
+def words(*allowed: str) -> Callable[[str], list[str]]:
+    def parse(text: str) -> list[str]:
+        values = text.split(",")
+        if allowed and not set(values) <= set(allowed):
+            raise argparse.ArgumentTypeError(f"'{text}': any of {', '.join(allowed)}")
+        return values
+    return parse
+
+
+def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("library", type=Path, help="build/06_optimized/libstage06_peer.so")
+    parser.add_argument("json", type=Path, help="where the results go")
+    lengths = [512, 1024, 2048, 4096, 8192, 16384]
+    parser.add_argument("--lengths", type=numbers(lengths), default=lengths, metavar="512,...")
+    parser.add_argument("--d", type=numbers([64, 128, 256]), default=[64, 128, 256], metavar="64,128,256")
+    parser.add_argument("--mask", type=words("none", "causal"), default=["none", "causal"], metavar="none,causal")
+    parser.add_argument("--groups", type=numbers([1, 2, 4, 8]), default=[1], metavar="1,8",
+                        help="query heads per key head (default: 1)")
+    parser.add_argument("--kernels", type=words(), metavar="fa2,hopper",
+                        help=f"of ours (default: all; the rungs on the way at N = {LADDER_N} only)")
+    parser.add_argument("--chip", type=words("hot", "cool"), default=["hot", "cool"], metavar="hot,cool")
+    parser.add_argument("--dtype", choices=sorted(DTYPE), default="bf16")
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--burn-in", type=int, default=3, help="rounds that are not kept")
+    parser.add_argument("--block", type=float, default=5, help="milliseconds of launches per timing")
+    parser.add_argument("--gap", type=float, default=25, help="idle milliseconds before a cool block")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--resume", action="store_true", help="keep what the file has, measure the rest")
+    return parser.parse_args(argv)
+
+
+def run(options: argparse.Namespace) -> bool:
+    """True if every row gave a figure."""
+    if not torch.cuda.is_available():
+        raise BadResults("PyTorch finds no GPU")
+    library = Library(options.library.resolve())
+    unknown = [kernel for kernel in options.kernels or () if kernel not in library.kernels]
+    if unknown:
+        raise BadResults(f"no kernel is called '{unknown[0]}'; there are {', '.join(library.kernels)}")
+    file = File(options.json, describe(library, options), options.resume)
+    roof = gemm(options.dtype)
+    cases = [Setting.of(n, d, mask == "causal", group, options.dtype) for d, mask, group, n in
+             itertools.product(options.d, options.mask, options.groups, options.lengths)]
+    good = True
+    for number, s in enumerate(cases, 1):
+        random.seed(f"{options.seed} {s}")  # the same inputs however a run is cut into pieces
+        torch.manual_seed(random.getrandbits(32))
+        print(f"{number:3}/{len(cases)}  {s}", flush=True)
+        t = Tensors(s)
+        wanted = options.kernels or (library.kernels if s.n == LADDER_N else library.whole)
+        runners = []
+        for kernel in wanted:
+            found = library.runner(kernel, t)
+            if isinstance(found, str):
+                print(f"      without {kernel}: {found}", flush=True)
+            else:
+                runners.append(found)
+        for name in PEERS:
+            found = peer(name, t)
+            try:
+                found.launch(1)
+                runners.append(found)
+            except RuntimeError as error:
+                print(f"      without {name}: {str(error).splitlines()[0]}", flush=True)
+        want = expected(t)
+        for chip in options.chip:
+            if file.has([s.row_name(r.name, chip) for r in runners]):
+                print(f"      {chip}: measured before, kept", flush=True)
+                continue
+            print(f"      {chip}, TFLOP/s (of cuDNN)", flush=True)
+            rows, share = measured([*runners, roof], want, s, chip, options)
+            file.add(s.row_name("", chip), rows, share)
+            print_rows(rows)
+            good = good and all("flops" in row for row in rows)
+        del t, runners, want, found
+        torch.cuda.empty_cache()
+    print(options.json)
+    return good
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    options = arguments(argv)
+    try:
+        with torch.inference_mode():
+            return 0 if run(options) else 1
+    except (BadResults, RuntimeError) as error:
+        print(f"compare.py: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print(f"compare.py: stopped; --resume continues {options.json}", file=sys.stderr)
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())

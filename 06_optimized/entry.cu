@@ -1,0 +1,166 @@
+// From the public face to the kernels: check the arguments, choose, launch.
+#include <algorithm>
+#include <iterator>
+#include <type_traits>
+
+#include "06_optimized/optimized.hpp"
+#include "common/core/check.hpp"
+
+namespace fa::optimized {
+namespace {
+
+constexpr Rung ladder[] = {
+    // kernel, name, capability, whole contract, fp16, d = 64
+    {Kernel::mma, "mma", 80, false, true, true},
+    {Kernel::cp_async, "cp_async", 80, false, true, true},
+    {Kernel::swizzle, "swizzle", 80, false, true, true},
+    {Kernel::fa2, "fa2", 80, true, true, true},
+    {Kernel::wgmma, "wgmma", 90, false, false, false},
+    {Kernel::ring, "ring", 90, false, false, false},
+    {Kernel::specialised, "specialised", 90, false, false, false},
+    {Kernel::lock, "lock", 90, false, false, false},
+    {Kernel::no_lock, "no_lock", 90, false, false, false},
+    {Kernel::overlap, "overlap", 90, false, false, false},
+    {Kernel::persistent, "persistent", 90, false, false, false},
+    {Kernel::hopper, "hopper", 90, true, true, true},
+};
+
+const Rung& rung(Kernel kernel) {
+  return *std::find_if(std::begin(ladder), std::end(ladder),
+                       [&](const Rung& r) { return r.kernel == kernel; });
+}
+
+int device_capability() {
+  int device = 0, major = 0, minor = 0;
+  FA_CUDA_CHECK(cudaGetDevice(&device));
+  FA_CUDA_CHECK(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
+  FA_CUDA_CHECK(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device));
+  return 10 * major + minor;
+}
+
+// The kernel that `best` stands for on this GPU.
+Kernel chosen(Kernel kernel) {
+  if (kernel != Kernel::best) return kernel;
+  return device_capability() == 90 ? Kernel::hopper : Kernel::fa2;
+}
+
+template <class X>
+bool in_16_bytes(const View<X>& v) {
+  return reinterpret_cast<std::uintptr_t>(v.data) % 16 == 0 && v.batch % 8 == 0 &&
+         v.head % 8 == 0 && v.row % 8 == 0 && v.batch >= 0 && v.head >= 0 && v.row >= 0;
+}
+
+template <class T>
+void launch(const Problem& p, const Forward<T>& t, Kernel kernel, float scale,
+            const Options& options) {
+  const auto stream = options.stream;
+  switch (kernel) {
+    case Kernel::mma:
+      return launch_mma(p, t, scale, stream);
+    case Kernel::cp_async:
+      return launch_cp_async(p, t, scale, stream);
+    case Kernel::swizzle:
+      return launch_swizzle(p, t, scale, stream);
+    case Kernel::fa2:
+      return launch_fa2(p, t, scale, stream);
+    case Kernel::hopper:
+      return launch_hopper(p, t, scale, static_cast<unsigned*>(options.scratch), stream);
+    default:
+      break;
+  }
+  if constexpr (std::is_same_v<T, __nv_bfloat16>) switch (kernel) {
+      case Kernel::wgmma:
+        return launch_wgmma(p, t, scale, stream);
+      case Kernel::ring:
+        return launch_ring(p, t, scale, stream);
+      case Kernel::specialised:
+        return launch_specialised(p, t, scale, stream);
+      case Kernel::lock:
+        return launch_lock(p, t, scale, stream);
+      case Kernel::no_lock:
+        return launch_no_lock(p, t, scale, stream);
+      case Kernel::overlap:
+        return launch_overlap(p, t, scale, stream);
+      default:
+        return launch_persistent(p, t, scale, stream);
+    }
+}
+
+}  // namespace
+
+const Rung* rungs(std::size_t& count) {
+  count = std::size(ladder);
+  return ladder;
+}
+
+const char* name(Kernel kernel) { return kernel == Kernel::best ? "best" : rung(kernel).name; }
+
+std::size_t scratch_bytes(const Problem& p, Kernel kernel) {
+  const bool masked = p.causal != Causal::none || p.key_lengths;
+  return masked && chosen(kernel) == Kernel::hopper ? sizeof(unsigned) : 0;
+}
+
+template <class T>
+std::string unsupported(const Problem& p, const Forward<T>& t, Kernel kernel) {
+  const Rung& r = rung(chosen(kernel));
+  const int here = device_capability();
+  if (here < r.capability || (r.capability == 90 && here != 90))
+    return std::string(r.name) + " is built for compute capability " + capability(r.capability) +
+           (r.capability == 90 ? " alone" : " and later") + ", this GPU is " + capability(here);
+  if (!(p.softmax_scale() > 0))
+    return std::string(r.name) + ": scale must be > 0, got " + std::to_string(p.softmax_scale()) +
+           ": the maximum is taken before scaling";
+  if (std::max(p.Nq, p.Nk) > 1 << 30)
+    return std::string(r.name) + " wants Nq and Nk up to 2^30, got " + std::to_string(p.Nq) +
+           " and " + std::to_string(p.Nk);
+  if (r.whole_contract) return {};
+  if (!r.fp16 && std::is_same_v<T, __half>)
+    return std::string(r.name) + " is for bf16 only, got fp16";
+  if (p.d != 128 && !(r.d64 && p.d == 64))
+    return std::string(r.name) + " takes d = " + (r.d64 ? "64 or 128" : "128") +
+           ", got d = " + std::to_string(p.d);
+  if (p.key_lengths) return std::string(r.name) + " takes no key_lengths";
+  for (const auto& [tensor, fits] : {std::pair{"Q", in_16_bytes(t.Q)},
+                                     {"K", in_16_bytes(t.K)},
+                                     {"V", in_16_bytes(t.V)},
+                                     {"O", in_16_bytes(t.O)}})
+    if (!fits)
+      return std::string(r.name) + " wants rows of " + tensor +
+             " to begin at multiples of 16 bytes, in ascending order";
+  return {};
+}
+
+template <class T>
+Kernel forward(const Problem& p, const Forward<T>& t, const Options& options) {
+  if constexpr (!std::is_same_v<T, __half> && !std::is_same_v<T, __nv_bfloat16>) {
+    require(false, "optimized: T must be __half or __nv_bfloat16, got elements of ", sizeof(T),
+            " bytes; fp32 is for stages 04 and 05");
+    return Kernel::best;
+  } else {
+    check_problem("optimized", p, max_d);
+    check_tensors("optimized", p, t);
+    const Kernel kernel = chosen(options.kernel);
+    const std::string why_not = unsupported(p, t, kernel);
+    require(why_not.empty(), "optimized: ", why_not);
+    require(options.scratch || scratch_bytes(p, kernel) == 0, "optimized: ", name(kernel),
+            " needs scratch_bytes() = ", scratch_bytes(p, kernel), " bytes of scratch, got null");
+    if (p.B == 0 || p.Hq == 0 || p.Nq == 0) return kernel;
+    // The smallest tile has 64 rows; a grid has at most 2^31 - 1 blocks along x.
+    require(
+        p.B <= 1 << 30 && p.Hq <= (1 << 30) / p.B && (p.Nq + 63) / 64 <= (1 << 30) / (p.B * p.Hq),
+        "optimized: B Hq ceil(Nq / 64) must be at most 2^30, got B = ", p.B, ", Hq = ", p.Hq,
+        ", Nq = ", p.Nq);
+    Options launched = options;
+    if (scratch_bytes(p, kernel) == 0) launched.scratch = nullptr;
+    launch(p, t, kernel, float(p.softmax_scale()), launched);
+    return kernel;
+  }
+}
+
+template std::string unsupported(const Problem&, const Forward<__half>&, Kernel);
+template std::string unsupported(const Problem&, const Forward<__nv_bfloat16>&, Kernel);
+template Kernel forward(const Problem&, const Forward<__half>&, const Options&);
+template Kernel forward(const Problem&, const Forward<__nv_bfloat16>&, const Options&);
+template Kernel forward(const Problem&, const Forward<float>&, const Options&);
+
+}  // namespace fa::optimized

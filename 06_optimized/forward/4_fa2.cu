@@ -1,0 +1,289 @@
+// FlashAttention-2. The instructions are those of 3_swizzle.cu; what changes is how many of them a
+// tile needs, and that the kernel keeps the whole contract of this course.
+//
+//   a warp owns 32 rows       every fragment of K and V that is read is multiplied twice
+//   Q_i in registers          d <= 64: read once. d = 128: no room, S and O are 192 of 255
+//   one buffer for K, V each  V_j arrives under Q K_j^T and the softmax, K_j-1 under P V_j. Half
+//                             the shared memory, so that two blocks share an SM, and one's softmax
+//                             runs under the other's products
+//   two loops over the tiles  from the right end: first the tiles that some row sees in part, with
+//                             the mask, then all others without a trace of one
+//   2^x                       exp(scale x) = 2^(c x), c = scale log2 e: one multiplication less
+//   O through shared memory   so that it is written in chunks of 16 bytes
+//
+// What should change: shared memory is read half as often, and while a warp waits or takes
+// exponentials another one multiplies. What should limit it: by mma.sync an SM reaches not much
+// over half of its peak; the rungs after this one leave mma.sync behind.
+#include <type_traits>
+
+#include "06_optimized/optimized.hpp"
+#include "06_optimized/ptx/cp_async.cuh"
+#include "06_optimized/ptx/fragments.hpp"
+#include "06_optimized/ptx/mma.cuh"
+
+namespace fa::optimized {
+namespace {
+
+constexpr int warps = 4, threads = 32 * warps;
+
+// For head dimensions of at most D
+template <int D>
+struct Tile {
+  static constexpr int groups = D <= 128 ? 2 : 1;  // of 16 rows that a warp owns
+  static constexpr int Br = 16 * groups * warps, Bc = 64;
+  static constexpr bool Q_in_registers = D <= 64;
+  static constexpr std::size_t shared_bytes = (Br + 2 * Bc) * D * 2;  // Q_i, K_j, V_j
+};
+
+// Where chunk c of row r of a tile lies. From there chunk c + x is at ^ 8 x, if c and x have no bit
+// in common: one instruction, where a sum would have to be swizzled anew.
+template <int D>
+__device__ int at(int r, int c) {
+  return r * D + 8 * swizzled(r, c);
+}
+
+// tile[r][x] = X[first + r][x] for r < rows and x < d, 0 beyond: 0 * NaN is NaN, so that P = 0
+// would not keep out what lies behind the last key. A thread starts copies of eight numbers, 16
+// bytes; where addresses are not multiples of 16 it fetches them one by one, and waits.
+template <int D, int tile_rows, class T>
+__device__ void load(T* tile, const Rows<const T>& X, std::int64_t first, int rows, bool aligned) {
+  constexpr int chunks = D / 8, at_once = threads / chunks;
+  const int r0 = threadIdx.x / chunks, chunk = threadIdx.x % chunks;
+  const int inside = min(8, max(0, int(X.cols) - 8 * chunk));  // of the eight
+  const T* from = X[first + r0] + 8 * chunk;
+  if (aligned) {
+#pragma unroll
+    for (int r = r0; r < r0 + tile_rows; r += at_once) {
+      cp_async(tile + at<D>(r, chunk), from, r < rows ? 2 * inside : 0);
+      from += at_once * X.stride;
+    }
+  } else {
+#pragma unroll 1
+    for (int r = r0; r < r0 + tile_rows; r += at_once) {
+#pragma unroll
+      for (int e = 0; e < 8; ++e)
+        tile[at<D>(r, chunk) + e] = r < rows && e < inside ? from[e] : T(0.f);
+      from += at_once * X.stride;
+    }
+  }
+}
+
+// Combines the 4 lanes that share a row.
+__device__ float row_max(float x) {
+  for (int bits = 2; bits > 0; bits /= 2) x = fmaxf(x, __shfl_xor_sync(0xffffffff, x, bits));
+  return x;
+}
+__device__ float row_sum(float x) {
+  for (int bits = 2; bits > 0; bits /= 2) x += __shfl_xor_sync(0xffffffff, x, bits);
+  return x;
+}
+
+// [quote kernel]
+template <int D, class T>
+__global__ void __launch_bounds__(threads, 2)
+    fa2_kernel(Problem p, Forward<T> t, float scale, bool aligned) {
+  using Sizes = Tile<D>;
+  constexpr int groups = Sizes::groups, Br = Sizes::Br, Bc = Sizes::Bc;
+  T* const Qi = dynamic_shared<T>();  // [Br, D]; at the end, O_i
+  T* const Kj = Qi + Br * D;          // [Bc, D]
+  T* const Vj = Kj + Bc * D;          // [Bc, D]
+
+  const int lane = threadIdx.x % 32, warp_row = threadIdx.x / 32 * 16 * groups;
+  const int r0 = warp_row + lane / 4;  // this thread's rows of the tile: r0 + 8 i, i < 2 groups
+  const int x0 = lane % 4 * 2;         // and its columns of a block: x0, x0 + 1
+  const RowChunk by_rows = ldmatrix_by_rows(lane), by_columns = ldmatrix_by_columns(lane);
+  const int q_at = at<D>(warp_row + by_rows.row, by_rows.chunk);  // what this lane names to
+  const int k_at = at<D>(by_columns.row, by_columns.chunk);       // ldmatrix: of the first block,
+  const int v_at = at<D>(by_rows.row, by_rows.chunk);             // and what others differ from it
+  const std::int64_t tiles = (p.Nq + Br - 1) / Br, head = blockIdx.x / tiles;
+  const std::int64_t b = head / p.Hq, h = head % p.Hq, hk = p.key_head(h);
+  const std::int64_t i0 = (tiles - 1 - blockIdx.x % tiles) * Br;  // the longest rows first
+  const int rows = int(min(std::int64_t(Br), p.Nq - i0)), d = int(p.d);
+  const Mask mask(p, b);
+  const auto K = t.K.rows(b, hk, p.Nk, d), V = t.V.rows(b, hk, p.Nk, d);
+  const float c = scale * 1.44269504f;  // log2 e
+
+  // (1) O_i = 0, l_i = 0, m_i = -infinity, of 2 rows a group
+  float m[groups][2], l[groups][2] = {}, O[groups][D / 8][4] = {};
+  for (auto& of_group : m) of_group[0] = of_group[1] = -INFINITY;
+
+  const auto read_Q = [&](std::uint32_t(&to)[groups][4], int x) {
+#pragma unroll
+    for (int g = 0; g < groups; ++g) ldmatrix(to[g], Qi + 16 * g * D + (q_at ^ 16 * x));
+  };
+  std::uint32_t Q16[Sizes::Q_in_registers ? D / 16 : 1][groups][4];
+
+  // The last row of the tile sees most, the first one least: no row sees keys from `end` on, all
+  // rows see those below `full`.
+  const std::int64_t end = mask.visible_keys(i0 + rows - 1);
+  const std::int64_t full = mask.visible_keys(i0) / Bc * Bc;
+  std::int64_t j0 = (end + Bc - 1) / Bc * Bc - Bc;  // the last tile's first key; none: negative
+  if (end > 0) {
+    load<D, Br>(Qi, t.Q.rows(b, h, p.Nq, d), i0, rows, aligned);
+    cp_async_commit();
+    load<D, Bc>(Kj, K, j0, int(end - j0), aligned);
+    cp_async_commit();
+    cp_async_wait<1>();
+    __syncthreads();  // Q_i is complete
+    if constexpr (Sizes::Q_in_registers)
+#pragma unroll
+      for (int x = 0; x < D / 16; ++x) read_Q(Q16[x], x);
+  }
+
+  const auto step = [&](auto with_mask) {
+    constexpr bool masked = decltype(with_mask)::value;
+    cp_async_wait<0>();
+    __syncthreads();  // K_j is complete, and V of the tile before no longer read
+    // (2) load V_j, and soon K of the next tile
+    load<D, Bc>(Vj, V, j0, masked ? int(min(std::int64_t(Bc), end - j0)) : Bc, aligned);
+    cp_async_commit();
+
+    // (3) S_ij = Q_i K_j^T. K's rows are the columns of the operand, so its pairs lie in memory.
+    float S[groups][Bc / 8][4] = {};
+#pragma unroll(Sizes::Q_in_registers ? D / 16 : 2)  // by 2: unrolled further, registers spill
+    for (int x = 0; x < D / 16; ++x) {
+      auto& Q = Q16[Sizes::Q_in_registers ? x : 0];
+      if constexpr (!Sizes::Q_in_registers) read_Q(Q, x);
+#pragma unroll
+      for (int j = 0; j < Bc / 8; j += 2) {
+        std::uint32_t K16[4];
+        ldmatrix(K16, Kj + 8 * j * D + (k_at ^ 16 * x));
+#pragma unroll
+        for (int g = 0; g < groups; ++g) {
+          mma<T>(S[g][j], Q[g], K16[0], K16[1]);
+          mma<T>(S[g][j + 1], Q[g], K16[2], K16[3]);
+        }
+      }
+    }
+
+#pragma unroll
+    for (int i = 0; i < 2 * groups; ++i) {
+      const int g = i / 2, e0 = i % 2 * 2;
+      // Of this tile the row sees keys below n.
+      int n = Bc;
+      if constexpr (masked) {
+        const std::int64_t visible = mask.visible_keys(i0 + r0 + 8 * i) - j0;
+        n = int(max(std::int64_t(0), min(std::int64_t(Bc), visible)));
+      }
+
+      // (4) m_new = max(m, rowmax S_ij). Scaled later: m and S are Q K^T as it is (scale > 0).
+      float& m_i = m[g][i % 2];
+      float m_new = m_i;
+#pragma unroll
+      for (int j = 0; j < Bc / 8; ++j)
+#pragma unroll
+        for (int e = e0; e < e0 + 2; ++e) {
+          if (masked && 8 * j + x0 + e % 2 >= n) S[g][j][e] = -INFINITY;
+          m_new = fmaxf(m_new, S[g][j][e]);
+        }
+      m_new = row_max(m_new);
+      const float shift = m_new == -INFINITY ? 0 : m_new;  // no weight yet: any finite number
+
+      // (5) P_ij = 2^(c (S_ij - m_new));  l = 2^(c (m - m_new)) l + rowsum P_ij
+      // c S - c m in one instruction would round c m only, and the largest P would not be quite 1:
+      // a row that sees one key would not get just its V.
+      const float rescale = ex2(c * (m_i - shift));
+      float& l_i = l[g][i % 2];
+      l_i *= rescale;
+#pragma unroll
+      for (int j = 0; j < Bc / 8; ++j)
+#pragma unroll
+        for (int e = e0; e < e0 + 2; ++e) {
+          S[g][j][e] = ex2(c * (S[g][j][e] - shift));
+          l_i += S[g][j][e];
+        }
+      m_i = m_new;
+
+      // (6) O_i = 2^(c (m - m_new)) O_i ...
+#pragma unroll
+      for (int y = 0; y < D / 8; ++y) {
+        O[g][y][e0] *= rescale;
+        O[g][y][e0 + 1] *= rescale;
+      }
+    }
+
+    // Keys 16 k to 16 k + 15 of P are two blocks of S, already where they must be. Rounded all at
+    // once: 32 registers instead of 64 are live from here on.
+    std::uint32_t P[Bc / 16][groups][4];
+#pragma unroll
+    for (int k = 0; k < Bc / 16; ++k)
+#pragma unroll
+      for (int i = 0; i < 4 * groups; ++i) {
+        const float* two = S[i / 4][2 * k + i / 2 % 2] + i % 2 * 2;
+        P[k][i / 4][i % 4] = rounded_pair<T>(two[0], two[1]);
+      }
+    cp_async_wait<0>();
+    __syncthreads();  // V_j is complete, and K_j no longer read
+    if (j0 > 0) load<D, Bc>(Kj, K, j0 - Bc, Bc, aligned);
+    cp_async_commit();
+
+    // ... + P_ij V_j
+#pragma unroll
+    for (int k = 0; k < Bc / 16; ++k)
+#pragma unroll
+      for (int y = 0; y < D / 8; y += 2) {
+        std::uint32_t V16[4];
+        ldmatrix_transposed(V16, Vj + 16 * k * D + (v_at ^ 8 * y));
+#pragma unroll
+        for (int g = 0; g < groups; ++g) {
+          mma<T>(O[g][y], P[k][g], V16[0], V16[1]);
+          mma<T>(O[g][y + 1], P[k][g], V16[2], V16[3]);
+        }
+      }
+  };
+  for (; j0 >= full; j0 -= Bc) step(std::true_type());
+  for (; j0 >= 0; j0 -= Bc) step(std::false_type());
+
+  // (7) O_i = O_i / l_i;  L_i = scale m_i + log l_i
+  __syncwarp();  // Q_i is no longer read; a warp writes and reads its own rows only
+#pragma unroll
+  for (int i = 0; i < 2 * groups; ++i) {
+    const int g = i / 2, e0 = i % 2 * 2, r = r0 + 8 * i;
+    const float sum = row_sum(l[g][i % 2]), inverse = sum == 0 ? 0 : 1 / sum;
+#pragma unroll
+    for (int y = 0; y < D / 8; ++y)
+      *reinterpret_cast<std::uint32_t*>(Qi + at<D>(r, y) + x0) =
+          rounded_pair<T>(O[g][y][e0] * inverse, O[g][y][e0 + 1] * inverse);
+    if (t.LSE && x0 == 0 && r < rows) t.LSE[head * p.Nq + i0 + r] = scale * m[g][i % 2] + logf(sum);
+  }
+  __syncwarp();  // the warp's rows of O_i are complete
+  for (int chunk = lane; chunk < 16 * groups * (D / 8); chunk += 32) {
+    const int r = warp_row + chunk / (D / 8), x = chunk % (D / 8) * 8;
+    if (r >= rows || x >= d) continue;
+    const T* from = Qi + at<D>(r, x / 8);
+    T* to = t.O.at(b, h, i0 + r) + x;
+    if (aligned && x + 8 <= d)
+      *reinterpret_cast<uint4*>(to) = *reinterpret_cast<const uint4*>(from);
+    else
+      for (int e = 0; e < 8 && x + e < d; ++e) to[e] = from[e];
+  }
+}
+// [end quote]
+
+// Copies of 16 bytes need addresses that are multiples of 16: the first and all strides.
+template <class T>
+bool aligned(const View<T>& v) {
+  return reinterpret_cast<std::uintptr_t>(v.data) % 16 == 0 && v.batch % 8 == 0 &&
+         v.head % 8 == 0 && v.row % 8 == 0;
+}
+
+template <int D, class T>
+void launch(const Problem& p, const Forward<T>& t, float scale, cudaStream_t stream) {
+  const auto fa2 = fa2_kernel<D, T>;
+  const std::size_t bytes = Tile<D>::shared_bytes;
+  allow_shared_memory(fa2, bytes);
+  const std::int64_t blocks = p.B * p.Hq * ((p.Nq + Tile<D>::Br - 1) / Tile<D>::Br);
+  FA_LAUNCH(fa2, dim3(unsigned(blocks)), dim3(threads), bytes, stream, p, t, scale,
+            aligned(t.Q) && aligned(t.K) && aligned(t.V) && aligned(t.O));
+}
+
+}  // namespace
+
+template <class T>
+void launch_fa2(const Problem& p, const Forward<T>& t, float scale, cudaStream_t stream) {
+  (p.d <= 64 ? launch<64, T> : p.d <= 128 ? launch<128, T> : launch<256, T>)(p, t, scale, stream);
+}
+template void launch_fa2(const Problem&, const Forward<__half>&, float, cudaStream_t);
+template void launch_fa2(const Problem&, const Forward<__nv_bfloat16>&, float, cudaStream_t);
+
+}  // namespace fa::optimized

@@ -1,0 +1,96 @@
+// Stage 06: attention on tensor cores, in fp16 and bf16. A ladder of kernels, one idea each: those
+// of `mma.sync` run from compute capability 8.0 on, those of `wgmma` on 9.0 only.
+#pragma once
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <cstddef>
+#include <string>
+
+#include "common/core/cuda.hpp"
+#include "common/core/tensor.hpp"
+
+namespace fa::optimized {
+
+inline constexpr int max_d = 256;
+
+enum class Kernel {
+  best,         // hopper if it can run here, else fa2
+  mma,          // forward/1: tensor cores by mma.sync
+  cp_async,     // forward/2: copies that do not wait, two buffers
+  swizzle,      // forward/3: no bank conflicts, ldmatrix
+  fa2,          // forward/4: FlashAttention-2. The whole contract, from compute capability 8.0 on
+  wgmma,        // forward/5: a warpgroup multiplies from shared memory, TMA fills it
+  ring,         // forward/6: full and empty barriers instead of __syncthreads
+  specialised,  // forward/7: one warp loads, two warpgroups compute, registers go where they work
+  lock,         // forward/8: ping-pong: one warpgroup's softmax under the other's products
+  no_lock,      // forward/8: the same, left to chance
+  overlap,      // forward/9: and a warpgroup's softmax under its own products
+  persistent,   // forward/10: a block for each SM, the next Q and the last O on their way
+  hopper,       // forward/11: the longest rows first. The whole contract, on 9.0
+};
+
+// What a kernel promises beyond this: any B, heads (groups too), Nq and Nk, both causal alignments,
+// scale > 0, LSE. A kernel of the whole contract: d <= 256, key lengths (clamped to [0, Nk]), any
+// strides and addresses. The others: d = 128, no key lengths, and rows that begin at multiples of
+// 16 bytes.
+struct Rung {
+  Kernel kernel;
+  const char* name;
+  int capability;  // 80: this and later; 90: this alone
+  bool whole_contract;
+  bool fp16, d64;  // also fp16; also d = 64
+};
+const Rung* rungs(std::size_t& count);  // in the order of the ladder
+const char* name(Kernel kernel);
+
+struct Options {
+  Kernel kernel = Kernel::best;
+  cudaStream_t stream = nullptr;
+  void* scratch = nullptr;  // scratch_bytes() of device memory; null if that is 0
+};
+
+// Device memory that the kernel needs beside its arguments: 4 bytes, to count tiles, for a hopper
+// with a mask; else 0. What it holds before does not matter.
+std::size_t scratch_bytes(const Problem& p, Kernel kernel = Kernel::best);
+
+// Empty, or a sentence that says why `kernel` cannot take this problem on the current GPU.
+// T: __half or __nv_bfloat16.
+template <class T>
+std::string unsupported(const Problem& p, const Forward<T>& t, Kernel kernel);
+
+// O = softmax(scale Q K^T + mask) V and, if asked for, LSE (fp32); all pointers, key_lengths too,
+// are to device memory. Scores, statistics and sums are fp32; the weights P are rounded to T for
+// the second product, their sum l is not. Puts its work on the stream and returns at once; returns
+// the kernel it chose. The same result, bit by bit, from run to run.
+//
+// T is __half or __nv_bfloat16; any other type is refused in words. Throws std::invalid_argument,
+// before any write, for arguments outside the kernel's promises, and fa::CudaError where CUDA
+// fails.
+// Sources: FlashAttention-2 (https://arxiv.org/abs/2307.08691) and FlashAttention-3
+// (https://arxiv.org/abs/2407.08608).
+template <class T>
+Kernel forward(const Problem& p, const Forward<T>& t, const Options& options = {});
+
+// ---- the kernels' launches, one a file --------------------------------------------------------
+
+#define FA_LAUNCH_OF(name) \
+  template <class T>       \
+  void launch_##name(const Problem& p, const Forward<T>& t, float scale, cudaStream_t stream)
+FA_LAUNCH_OF(mma);
+FA_LAUNCH_OF(cp_async);
+FA_LAUNCH_OF(swizzle);
+FA_LAUNCH_OF(fa2);
+FA_LAUNCH_OF(wgmma);
+FA_LAUNCH_OF(ring);
+FA_LAUNCH_OF(specialised);
+FA_LAUNCH_OF(lock);
+FA_LAUNCH_OF(no_lock);
+FA_LAUNCH_OF(overlap);
+FA_LAUNCH_OF(persistent);
+#undef FA_LAUNCH_OF
+template <class T>
+void launch_hopper(const Problem& p, const Forward<T>& t, float scale, unsigned* taken,
+                   cudaStream_t stream);
+
+}  // namespace fa::optimized

@@ -1,0 +1,102 @@
+// How parts of a block wait for each other on Hopper (compute capability 9.0), beside
+// __syncthreads: barriers in shared memory that also count bytes, numbered barriers for some of the
+// warps, and registers that go from those who wait to those who work.
+#pragma once
+#include <cstdint>
+
+namespace fa::optimized {
+
+// Where a pointer into shared memory points, as the instructions want it.
+__device__ inline std::uint32_t shared_address(const void* p) {
+  return std::uint32_t(__cvta_generic_to_shared(p));
+}
+
+// ---- barriers in shared memory ("mbarrier") ----
+// A barrier has a phase, 0 first, that ends when `count` arrivals have come and all the bytes that
+// were announced; then it counts anew. Who waits names the phase that must have ended: 0, 1, 0 ...
+
+using Barrier = std::uint64_t;
+
+// By one thread; then fence_barriers() by it, then __syncthreads().
+__device__ inline void init(Barrier* b, int count) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;"
+               :
+               : "r"(shared_address(b)), "r"(count)
+               : "memory");
+}
+__device__ inline void fence_barriers() {
+  asm volatile("fence.mbarrier_init.release.cluster;" : : : "memory");
+}
+__device__ inline void arrive(Barrier* b) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" : : "r"(shared_address(b)) : "memory");
+}
+// Arrives, and announces bytes that a copy will bring.
+__device__ inline void arrive_expecting(Barrier* b, int bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;"
+               :
+               : "r"(shared_address(b)), "r"(bytes)
+               : "memory");
+}
+// Waits for the end of a phase. A barrier that was never used counts as one whose phase 1 has ended:
+// who waits for free space passes at once.
+__device__ inline void wait(Barrier* b, std::uint32_t phase) {
+  std::uint32_t done = 0;
+  do
+    asm volatile(
+        "{ .reg .pred p;\n"
+        "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
+        "selp.b32 %0, 1, 0, p; }"
+        : "=r"(done)
+        : "r"(shared_address(b)), "r"(phase)
+        : "memory");
+  while (!done);
+}
+
+// A place in a ring of buffers, and the phase in which it is visited.
+template <int size>
+struct Ring {
+  int at = 0;
+  std::uint32_t phase = 0;
+  __device__ void next() {
+    if (++at == size) {
+      at = 0;
+      phase ^= 1;
+    }
+  }
+};
+
+// ---- numbered barriers, 1 to 15 (0 is __syncthreads) ----
+// `threads` of the block, a multiple of 32, take part: some wait, others only say that they came.
+
+__device__ inline void sync(int number, int threads) {
+  asm volatile("bar.sync %0, %1;" : : "r"(number), "r"(threads) : "memory");
+}
+__device__ inline void arrive(int number, int threads) {
+  asm volatile("bar.arrive %0, %1;" : : "r"(number), "r"(threads) : "memory");
+}
+
+// ---- roles ----
+
+// All threads of a warpgroup at once: give registers back, or take what was given back.
+template <int registers>
+__device__ void give_registers() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" : : "n"(registers));
+}
+template <int registers>
+__device__ void take_registers() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" : : "n"(registers));
+}
+// True in one thread of the warp.
+__device__ inline bool elected() {
+  std::uint32_t me;
+  asm volatile(
+      "{ .reg .pred p;\n"
+      "elect.sync _|p, 0xffffffff;\n"
+      "selp.b32 %0, 1, 0, p; }"
+      : "=r"(me));
+  return me;
+}
+// The same value in all lanes, and the compiler knows it.
+__device__ inline int uniform(int x) { return __shfl_sync(0xffffffff, x, 0); }
+
+}  // namespace fa::optimized

@@ -1,0 +1,80 @@
+// Tensor cores by mma.sync, from compute capability 8.0 on. A warp multiplies together: what a
+// thread passes and gets is its share of the blocks, a "fragment"; fragments.hpp says which one.
+#pragma once
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+
+namespace fa::optimized {
+
+// C += A B: A is 16 x 16, B is 16 x 8, both of T; C is 16 x 8 in fp32.
+template <class T>
+__device__ void mma(float (&C)[4], const std::uint32_t (&A)[4], std::uint32_t B0,
+                    std::uint32_t B1) {
+  if constexpr (std::is_same_v<T, __half>)
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
+        "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(C[0]), "+f"(C[1]), "+f"(C[2]), "+f"(C[3])
+        : "r"(A[0]), "r"(A[1]), "r"(A[2]), "r"(A[3]), "r"(B0), "r"(B1));
+  else
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+        "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(C[0]), "+f"(C[1]), "+f"(C[2]), "+f"(C[3])
+        : "r"(A[0]), "r"(A[1]), "r"(A[2]), "r"(A[3]), "r"(B0), "r"(B1));
+}
+
+// Two neighbours of 16 bits fill a register, the one with the smaller index in the lower half:
+// as they lie in memory, from two places, or rounded from fp32.
+template <class T>
+__device__ std::uint32_t pair(const T* two) {
+  return *reinterpret_cast<const std::uint32_t*>(two);
+}
+template <class T>
+__device__ std::uint32_t pair(T low, T high) {
+  const T two[] = {low, high};
+  std::uint32_t bits;
+  std::memcpy(&bits, two, sizeof bits);
+  return bits;
+}
+template <class T>
+__device__ std::uint32_t rounded_pair(float low, float high) {
+  std::uint32_t bits;
+  if constexpr (std::is_same_v<T, __half>) {
+    const __half2 two = __floats2half2_rn(low, high);
+    std::memcpy(&bits, &two, sizeof bits);
+  } else {
+    const __nv_bfloat162 two = __floats2bfloat162_rn(low, high);
+    std::memcpy(&bits, &two, sizeof bits);
+  }
+  return bits;
+}
+
+// Four blocks of 8 x 8 from shared memory. Lane 8 i + r passes where row r of block i begins (16
+// bytes, aligned to 16). to[i] is the lane's pair of block i: row lane / 4, columns 2 (lane % 4)
+// and the next; transposed, it is column lane / 4, rows 2 (lane % 4) and the next.
+template <class T>
+__device__ void ldmatrix(std::uint32_t (&to)[4], const T* row) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+               : "r"(std::uint32_t(__cvta_generic_to_shared(row)))
+               : "memory");
+}
+template <class T>
+__device__ void ldmatrix_transposed(std::uint32_t (&to)[4], const T* row) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+               : "r"(std::uint32_t(__cvta_generic_to_shared(row)))
+               : "memory");
+}
+
+// 2^x, one instruction. Exact where it matters: 2^0 = 1, 2^-inf = 0, 2^NaN = NaN.
+__device__ inline float ex2(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+}  // namespace fa::optimized

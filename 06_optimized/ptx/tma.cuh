@@ -1,0 +1,113 @@
+// Tiles between global and shared memory by the copy engine of Hopper ("TMA"): one thread asks, no
+// register holds the data. The engine knows the tensor from a map that the host makes; what lies
+// outside the tensor is read as 0 and not written.
+//
+// A tile of R rows and D columns of 16 bits comes as D / 64 boxes of 64 columns, one after the
+// other; a row of a box has 128 bytes, eight chunks of 16. Chunk c of row r lies at place c ^ (r & 7)
+// of the row (the "128-byte swizzle"), so that eight rows of a column lie in different banks.
+#pragma once
+#include <cuda.h>
+
+#include <string>
+
+#include "06_optimized/ptx/barrier.cuh"
+#include "common/core/cuda.hpp"
+#include "common/core/tensor.hpp"
+
+namespace fa::optimized {
+
+// The place of chunk `chunk` of row `row` in a box, in elements of 16 bits.
+FA_HOST_DEVICE inline int swizzled_chunk(int row, int chunk) {
+  return row * 64 + ((chunk ^ (row & 7)) * 8);
+}
+
+// ---- host ----
+
+// Can the copy engine read this view? Addresses and strides are multiples of 16 bytes, and no
+// stride is negative.
+template <class T>
+bool has_tensor_map(const View<T>& v, std::int64_t B, std::int64_t H, std::int64_t N) {
+  const auto fits = [](std::int64_t stride, std::int64_t count) {
+    return count <= 1 || (stride >= 0 && stride % 8 == 0 && stride < (std::int64_t(1) << 38));
+  };
+  return reinterpret_cast<std::uintptr_t>(v.data) % 16 == 0 && fits(v.batch, B) &&
+         fits(v.head, H) && fits(v.row, N);
+}
+
+// The map of a tensor [B, H, N, d] of 16-bit elements, read in boxes of 64 columns and `rows` rows.
+template <class T>
+CUtensorMap tensor_map(const View<T>& v, std::int64_t B, std::int64_t H, std::int64_t N,
+                       std::int64_t d, int rows) {
+  using Encode = decltype(&cuTensorMapEncodeTiled);
+  static const auto encode = [] {
+    void* f = nullptr;
+    cudaDriverEntryPointQueryResult found;
+    FA_CUDA_CHECK(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &f, 12000,
+                                                   cudaEnableDefault, &found));
+    if (!f) throw CudaError(cudaErrorNotSupported, "the driver has no cuTensorMapEncodeTiled");
+    return reinterpret_cast<Encode>(f);
+  }();
+  const auto bytes = [&](std::int64_t stride, std::int64_t count) {
+    return cuuint64_t(count > 1 ? stride * 2 : 16);  // of a single row the stride does not matter
+  };
+  const cuuint64_t sizes[] = {cuuint64_t(d), cuuint64_t(N), cuuint64_t(H), cuuint64_t(B)};
+  const cuuint64_t strides[] = {bytes(v.row, N), bytes(v.head, H), bytes(v.batch, B)};
+  const cuuint32_t box[] = {64, cuuint32_t(rows), 1, 1}, steps[] = {1, 1, 1, 1};
+  constexpr bool fp16 = std::is_same_v<std::remove_const_t<T>, __half>;
+  CUtensorMap map;
+  const CUresult code =
+      encode(&map, fp16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 4,
+             const_cast<void*>(static_cast<const void*>(v.data)), sizes, strides, box, steps,
+             CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+             CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  if (code != CUDA_SUCCESS)
+    throw CudaError(cudaErrorInvalidValue,
+                    "cuTensorMapEncodeTiled failed with CUresult " + std::to_string(int(code)));
+  return map;
+}
+
+// ---- device ----
+
+// Asks for the box at column x, row i of head h and batch b; its bytes (all of them, also those
+// outside the tensor) are counted by the barrier.
+__device__ inline void tma_load(void* to, const CUtensorMap& map, Barrier* full, int x, int i,
+                                int h, int b) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
+      "[%0], [%1, {%3, %4, %5, %6}], [%2];"
+      :
+      : "r"(shared_address(to)), "l"(&map), "r"(shared_address(full)), "r"(x), "r"(i), "r"(h),
+        "r"(b)
+      : "memory");
+}
+__device__ inline void tma_store(const CUtensorMap& map, const void* from, int x, int i, int h,
+                                 int b) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4, %5}], [%1];"
+      :
+      : "l"(&map), "r"(shared_address(from)), "r"(x), "r"(i), "r"(h), "r"(b)
+      : "memory");
+}
+// The stores of this thread since the last commit are a group.
+__device__ inline void tma_commit() { asm volatile("cp.async.bulk.commit_group;" : : : "memory"); }
+// Until all groups of this thread have read their shared memory: it may be written again.
+__device__ inline void tma_wait_read() {
+  asm volatile("cp.async.bulk.wait_group.read 0;" : : : "memory");
+}
+// Between ordinary stores to shared memory and a copy engine or tensor core that reads them: by
+// each thread that stored, before the barrier that tells the others.
+__device__ inline void fence_async() {
+  asm volatile("fence.proxy.async.shared::cta;" : : : "memory");
+}
+
+// Four blocks of 8 x 8 to shared memory: lane 8 i + r passes where row r of block i begins; block i
+// is fragment[i] of all lanes.
+__device__ inline void stmatrix(void* row, const std::uint32_t (&fragment)[4]) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};"
+               :
+               : "r"(shared_address(row)), "r"(fragment[0]), "r"(fragment[1]), "r"(fragment[2]),
+                 "r"(fragment[3])
+               : "memory");
+}
+
+}  // namespace fa::optimized
