@@ -14,8 +14,8 @@ void fa::bench::register_benchmarks(Size size) {
   std::size_t count = 0;
   const optimized::Rung* const all = optimized::rungs(count);
   const auto forward = [](optimized::Kernel kernel) {
-    return [kernel](const Problem& p, const auto& t, void*, cudaStream_t stream) {
-      optimized::forward(p, t, {kernel, stream});
+    return [kernel](const Problem& p, const auto& t, void* scratch, cudaStream_t stream) {
+      optimized::forward(p, t, {kernel, stream, scratch});
     };
   };
 
@@ -38,9 +38,10 @@ void fa::bench::register_benchmarks(Size size) {
           const bool fits = rung->capability == 90 ? here == 90 : here >= rung->capability;
           if (!fits || !(rung->whole_contract || d == 128 || (d == 64 && rung->d64))) continue;
           const std::string name = std::string("stage06/forward/") + rung->name;
-          gpu_forward<__nv_bfloat16>(name, p, 0, forward(rung->kernel));
+          const std::size_t scratch = optimized::scratch_bytes(p, rung->kernel);
+          gpu_forward<__nv_bfloat16>(name, p, scratch, forward(rung->kernel));
           if (rung->whole_contract && N == 4096)
-            gpu_forward<__half>(name, p, 0, forward(rung->kernel));
+            gpu_forward<__half>(name, p, scratch, forward(rung->kernel));
         }
       }
 }

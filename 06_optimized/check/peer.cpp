@@ -63,8 +63,9 @@ extern "C" const char* fa_peer_forward(const char* kernel, const fa_peer_call* c
   return harness::as_c([&] {
     const optimized::Kernel wanted = kernel_of(kernel);
     with_tensors(*call, [&](const auto& t) {
-      const optimized::Kernel ran = optimized::forward(
-          harness::problem_of(*call), t, {wanted, static_cast<cudaStream_t>(call->stream)});
+      const optimized::Kernel ran =
+          optimized::forward(harness::problem_of(*call), t,
+                             {wanted, static_cast<cudaStream_t>(call->stream), call->scratch});
       if (wanted != optimized::Kernel::best && ran != wanted)
         throw std::logic_error(std::string("asked for ") + kernel + ", ran " +
                                optimized::name(ran));

@@ -1,0 +1,256 @@
+// Tests of stage 06 on a GPU: every kernel by what it promises, and the choice among them.
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "04_cuda_forward/cuda_forward.hpp"
+#include "06_optimized/optimized.hpp"
+#include "common/harness/cases.hpp"
+#include "common/harness/gpu.hpp"
+#include "common/harness/gpu_test.hpp"
+#include "common/harness/half.hpp"
+#include "common/harness/stage.hpp"
+#include "common/harness/tiny.hpp"
+
+namespace {
+
+using namespace fa;
+using namespace fa::harness;
+using optimized::Kernel;
+using Int = std::int64_t;
+using bf16 = Eigen::bfloat16;
+
+// What a call needs from the caller beside tensors. The scratch of all calls is one piece: work on
+// one stream uses it in turn, and it holds garbage on purpose.
+void* scratch() {
+  static const DeviceMemory memory = [] {
+    DeviceMemory m(256);
+    FA_CUDA_CHECK(cudaMemset(m.as<void>(), 0x7b, m.bytes()));
+    return m;
+  }();
+  return memory.as<void>();
+}
+template <class Device, class Host>
+Kernel run(const Problem& p, const Forward<Host>& t, Kernel kernel) {
+  return optimized::forward(p, as_device<Device>(t), {kernel, nullptr, scratch()});
+}
+Kernel run(const Problem& p, const Forward<bf16>& t, Kernel kernel) {
+  return run<__nv_bfloat16>(p, t, kernel);
+}
+Kernel run(const Problem& p, const Forward<Eigen::half>& t, Kernel kernel) {
+  return run<__half>(p, t, kernel);
+}
+template <class T>
+Kernel run(ForwardCase<T>& c, Kernel kernel) {
+  Kernel ran = Kernel::best;
+  on_gpu_forward<T>([&](const Problem& p, const Forward<T>& t) { ran = run(p, t, kernel); })(
+      c.call());
+  return ran;
+}
+
+// Why this kernel cannot run here at all.
+std::string unavailable(Kernel kernel) {
+  if (const std::string why = no_gpu(); !why.empty()) return why;
+  Problem p;
+  p.d = 128;
+  return optimized::unsupported(p, Forward<__nv_bfloat16>{}, kernel);
+}
+
+template <class T>
+Functions<T> on_gpu(Kernel kernel) {
+  return {on_gpu_forward<T>([kernel](const Problem& p, const Forward<T>& t) { run(p, t, kernel); }),
+          nullptr};
+}
+
+StageUnderTest stage(const optimized::Rung& r) {
+  StageUnderTest s;
+  s.name = r.name;
+  s.promises.lse = true;
+  s.promises.causal = true;
+  s.promises.large_scores = true;
+  s.promises.positive_scale_only = true;
+  s.promises.nan_tile = 192;  // the tallest tile of queries; tiles of keys are smaller
+  s.promises.rejects_lengths = false;
+  s.promises.host_memory = false;
+  s.effort = StageUnderTest::Effort::normal;
+  if (r.whole_contract) {
+    s.promises.max_d = optimized::max_d;
+    s.promises.key_lengths = true;
+    s.promises.device_bytes = free_device_bytes;
+    s.effort = gpu_effort();
+  } else {
+    s.promises.head_dims = r.d64 ? std::vector<Int>{64, 128} : std::vector<Int>{128};
+    s.promises.unaligned = false;
+  }
+  s.bf16 = on_gpu<bf16>(r.kernel);
+  if (r.fp16) s.f16 = on_gpu<Eigen::half>(r.kernel);
+  s.unavailable = [kernel = r.kernel] { return unavailable(kernel); };
+  return s;
+}
+
+const bool registered = [] {
+  std::size_t count = 0;
+  const optimized::Rung* ladder = optimized::rungs(count);
+  for (std::size_t n = 0; n < count; ++n) register_conformance(stage(ladder[n]));
+  return true;
+}();
+
+class Gpu : public GpuTest {};
+
+Spec spec(Int Nq, Int Nk, Int d, Causal causal = Causal::none) {
+  Spec s;
+  s.p.Nq = Nq;
+  s.p.Nk = Nk;
+  s.p.d = d;
+  s.p.causal = causal;
+  return s;
+}
+std::string refusal(const std::function<void()>& f) {
+  try {
+    f();
+  } catch (const std::invalid_argument& e) {
+    return e.what();
+  }
+  return "accepted";
+}
+void expect_words(const std::string& text, std::initializer_list<const char*> words) {
+  for (const char* word : words)
+    EXPECT_NE(text.find(word), std::string::npos) << "'" << word << "' is not in: " << text;
+}
+bool on_hopper() { return unavailable(Kernel::hopper).empty(); }
+
+// ---- the choice ----
+
+TEST_F(Gpu, ForwardSaysWhichKernelItChose) {
+  for (Int d : {8, 64, 128, 200}) {
+    ForwardCase<bf16> c(spec(65, 130, d, Causal::top_left), true);
+    EXPECT_EQ(run(c, Kernel::best), on_hopper() ? Kernel::hopper : Kernel::fa2);
+    EXPECT_EQ(c.verdict(), "");
+    EXPECT_EQ(run(c, Kernel::fa2), Kernel::fa2);
+    EXPECT_EQ(c.verdict(), "");
+  }
+}
+
+TEST_F(Gpu, EveryRungHasANameOfItsOwn) {
+  std::size_t count = 0;
+  const optimized::Rung* ladder = optimized::rungs(count);
+  for (std::size_t n = 0; n < count; ++n) {
+    EXPECT_STREQ(optimized::name(ladder[n].kernel), ladder[n].name);
+    for (std::size_t m = 0; m < n; ++m) EXPECT_STRNE(ladder[m].name, ladder[n].name);
+  }
+  EXPECT_STREQ(optimized::name(Kernel::best), "best");
+}
+
+// The kernels of a ladder compute the same thing.
+TEST_F(Gpu, TheRungsAgree) {
+  ForwardCase<bf16> c(spec(300, 420, 128, Causal::bottom_right), true);
+  std::size_t count = 0;
+  const optimized::Rung* ladder = optimized::rungs(count);
+  for (std::size_t n = 0; n < count; ++n) {
+    if (!unavailable(ladder[n].kernel).empty()) continue;
+    c.O.poison();
+    c.LSE.poison();
+    EXPECT_EQ(run(c, ladder[n].kernel), ladder[n].kernel);
+    EXPECT_EQ(c.verdict(), "") << ladder[n].name;
+  }
+}
+
+TEST_F(Gpu, AgreesWithTheStageBefore) {
+  ForwardCase<bf16> c(spec(200, 333, 64, Causal::top_left), true);
+  ForwardCase<float> f(spec(200, 333, 64, Causal::top_left), true);
+  const auto copy = [](Buffer<float>& to, const Buffer<bf16>& from) {
+    to.fill([&](auto b, auto h, auto i, auto x) { return double(from.at(b, h, i, x)); });
+  };
+  copy(f.Q, c.Q);
+  copy(f.K, c.K);
+  copy(f.V, c.V);
+  run(c, Kernel::best);
+  on_gpu_forward<float>(
+      [](const Problem& p, const Forward<float>& t) { cuda_forward::forward(p, t); })(f.call());
+  Comparison same("O");
+  c.O.for_each([&](auto b, auto h, auto i, auto x) {
+    same.add(b, h, i, x, double(c.O.at(b, h, i, x)), double(f.O.at(b, h, i, x)), 2e-2);
+  });
+  EXPECT_EQ(same.report(), "");
+}
+
+TEST_F(Gpu, MoreHeadsThanAGridHasAlongY) {
+  Spec s = spec(2, 3, 8);
+  s.p.Hq = s.p.Hkv = 65537;
+  for (Kernel kernel : {Kernel::fa2, Kernel::best}) {
+    ForwardCase<bf16> c(s, true);
+    run(c, kernel);
+    EXPECT_EQ(c.verdict(), "");
+  }
+}
+
+// Two calls at once, on two streams, each with a scratch of its own.
+TEST_F(Gpu, UsesTheStreamThatItIsGiven) {
+  ForwardCase<bf16> c(spec(1000, 1000, 64, Causal::top_left), true);
+  cudaStream_t streams[2];
+  for (cudaStream_t& s : streams)
+    FA_CUDA_CHECK(cudaStreamCreateWithFlags(&s, cudaStreamNonBlocking));
+  const DeviceMemory scratch[2] = {DeviceMemory(4), DeviceMemory(4)};
+  on_gpu_forward<bf16>([&](const Problem& p, const Forward<bf16>& t) {
+    const DeviceMemory other(sizeof(bf16) * 1000 * 64);
+    Forward<bf16> second = t;
+    second.O = contiguous(other.as<bf16>(), 1, 1000, 64);
+    second.LSE = nullptr;
+    for (int n = 0; n < 20; ++n) {
+      optimized::forward(p, as_device<__nv_bfloat16>(t),
+                         {Kernel::best, streams[0], scratch[0].as<void>()});
+      optimized::forward(p, as_device<__nv_bfloat16>(second),
+                         {Kernel::best, streams[1], scratch[1].as<void>()});
+    }
+    for (cudaStream_t s : streams) FA_CUDA_CHECK(cudaStreamSynchronize(s));
+  })(c.call());
+  for (cudaStream_t s : streams) FA_CUDA_CHECK(cudaStreamDestroy(s));
+  EXPECT_EQ(c.verdict(), "");
+}
+
+// ---- errors ----
+
+TEST_F(Gpu, RefusesOtherTypesThanHalves) {
+  ForwardCase<float> c(spec(2, 2, 2), true);
+  expect_words(refusal([&] { optimized::forward(c.p, c.call().t); }),
+               {"__half or __nv_bfloat16", "elements of 4 bytes"});
+}
+
+TEST_F(Gpu, SaysWhatARungTakes) {
+  const auto why = [](Kernel kernel, Int d, auto type) {
+    ForwardCase<decltype(type)> c(spec(4, 4, d), true);
+    return refusal([&] { run(c, kernel); });
+  };
+  expect_words(why(Kernel::mma, 32, bf16()), {"mma takes d = 64 or 128, got d = 32"});
+  expect_words(why(Kernel::fa2, 257, bf16()), {"d must", "256", "257"});
+  if (!on_hopper()) return;
+  expect_words(why(Kernel::ring, 64, bf16()), {"ring takes d = 128, got d = 64"});
+  expect_words(why(Kernel::ring, 128, Eigen::half()), {"ring is for bf16 only, got fp16"});
+}
+
+TEST_F(Gpu, ScratchIsAskedFor) {
+  Problem p = spec(100, 80, 8, Causal::top_left).p;
+  EXPECT_EQ(optimized::scratch_bytes(p, Kernel::fa2), 0u);
+  EXPECT_EQ(optimized::scratch_bytes(p), on_hopper() ? 4u : 0u);
+  p.causal = Causal::none;
+  EXPECT_EQ(optimized::scratch_bytes(p), 0u);
+  if (!on_hopper()) return;
+  ForwardCase<bf16> c(spec(4, 4, 64, Causal::top_left), true);
+  expect_words(refusal([&] {
+                 optimized::forward(c.p, as_device<__nv_bfloat16>(c.call().t), {Kernel::hopper});
+               }),
+               {"hopper needs scratch_bytes() = 4 bytes of scratch, got null"});
+}
+
+TEST_F(Gpu, SaysWhichGpuARungWants) {
+  for (Kernel kernel : {Kernel::hopper, Kernel::wgmma}) {
+    Problem p;
+    p.d = 128;
+    const std::string why = optimized::unsupported(p, Forward<__nv_bfloat16>{}, kernel);
+    if (!why.empty()) expect_words(why, {"compute capability 9.0 alone", "this GPU is"});
+  }
+}
+
+}  // namespace
