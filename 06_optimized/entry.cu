@@ -21,6 +21,7 @@ constexpr Rung ladder[] = {
     {Kernel::lock, "lock", 90, false, false, false},
     {Kernel::no_lock, "no_lock", 90, false, false, false},
     {Kernel::overlap, "overlap", 90, false, false, false},
+    {Kernel::rows, "rows", 90, false, false, false},
     {Kernel::persistent, "persistent", 90, false, false, false},
     {Kernel::hopper, "hopper", 90, true, true, true},
 };
@@ -81,6 +82,8 @@ void launch(const Problem& p, const Forward<T>& t, Kernel kernel, float scale,
         return launch_no_lock(p, t, scale, stream);
       case Kernel::overlap:
         return launch_overlap(p, t, scale, stream);
+      case Kernel::rows:
+        return launch_rows(p, t, scale, stream);
       default:
         return launch_persistent(p, t, scale, stream);
     }

@@ -26,8 +26,9 @@ enum class Kernel {
   lock,         // forward/8: ping-pong: one warpgroup's softmax under the other's products
   no_lock,      // forward/8: the same, left to chance
   overlap,      // forward/9: and a warpgroup's softmax under its own products
-  persistent,   // forward/10: a block for each SM, the next Q and the last O on their way
-  hopper,       // forward/11: the longest rows first. The whole contract, on 9.0
+  rows,         // forward/10: one row's maximum under the other row's exponentials
+  persistent,   // forward/11: a block for each SM, the next Q and the last O on their way
+  hopper,       // forward/12: the longest rows first. The whole contract, on 9.0
 };
 
 // What a kernel promises beyond this: any B, heads (groups too), Nq and Nk, both causal alignments,
@@ -87,6 +88,7 @@ FA_LAUNCH_OF(specialised);
 FA_LAUNCH_OF(lock);
 FA_LAUNCH_OF(no_lock);
 FA_LAUNCH_OF(overlap);
+FA_LAUNCH_OF(rows);
 FA_LAUNCH_OF(persistent);
 #undef FA_LAUNCH_OF
 template <class T>

@@ -177,19 +177,19 @@ __global__ void __launch_bounds__(threads, 2)
           m_new = fmaxf(m_new, S[g][j][e]);
         }
       m_new = row_max(m_new);
-      const float shift = m_new == -INFINITY ? 0 : m_new;  // no weight yet: any finite number
+      const float mc = m_new == -INFINITY ? 0 : c * m_new;  // no weight yet: any finite number
 
-      // (5) P_ij = 2^(c (S_ij - m_new));  l = 2^(c (m - m_new)) l + rowsum P_ij
-      // c S - c m in one instruction would round c m only, and the largest P would not be quite 1:
-      // a row that sees one key would not get just its V.
-      const float rescale = ex2(c * (m_i - shift));
+      // (5) P_ij = 2^(c S_ij - c m_new);  l = 2^(c m - c m_new) l + rowsum P_ij
+      // One instruction for c S - c m. c m is rounded, c S is not: all P of a row, and with them l,
+      // are off by one common factor close to 1, which the division by l takes out again.
+      const float rescale = ex2(fmaf(c, m_i, -mc));
       float& l_i = l[g][i % 2];
       l_i *= rescale;
 #pragma unroll
       for (int j = 0; j < Bc / 8; ++j)
 #pragma unroll
         for (int e = e0; e < e0 + 2; ++e) {
-          S[g][j][e] = ex2(c * (S[g][j][e] - shift));
+          S[g][j][e] = ex2(fmaf(c, S[g][j][e], -mc));
           l_i += S[g][j][e];
         }
       m_i = m_new;

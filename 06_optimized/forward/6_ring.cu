@@ -1,8 +1,8 @@
 // Rung 6: a ring of buffers. A barrier for each buffer says "full", another "free", and a warp of
 // its own does nothing but bring tiles.
 //
-// The idea: rung 5 asks for a tile when it needs it. Here the loader is up to two tiles ahead: it
-// waits until a buffer is free, asks TMA to fill it, goes on to the next. The warpgroup that
+// The idea: rung 5 asks for a tile when it needs it. Here the loader runs ahead: it waits until a
+// buffer is free, asks TMA to fill it, goes on to the next. The warpgroup that
 // computes waits until a buffer is full, uses it, says that it is free. No __syncthreads is left,
 // and K and V have barriers of their own: K_j is free again while V_j is still to be used.
 //
@@ -18,12 +18,13 @@ namespace {
 
 using T = __nv_bfloat16;
 
-constexpr int D = 128, Br = 64, Bc = 128, stages = 2;
-constexpr int threads = 128 + 32;  // a warpgroup that computes, a warp that loads
+constexpr int D = 128, Br = 64, Bc = 128;
+constexpr int K_stages = 2, V_stages = 1;  // 112 KiB: two blocks share an SM
+constexpr int threads = 128 + 32;          // a warpgroup that computes, a warp that loads
 
 struct Shared {
-  alignas(1024) T Q[Br * D], K[stages][Bc * D], V[stages][Bc * D];
-  Barrier Q_full, K_full[stages], K_free[stages], V_full[stages], V_free[stages];
+  alignas(1024) T Q[Br * D], K[K_stages][Bc * D], V[V_stages][Bc * D];
+  Barrier Q_full, K_full[K_stages], K_free[K_stages], V_full[V_stages], V_free[V_stages];
 };
 
 // ---- the softmax of a tile; a thread's rows are r = 0 (lane / 4) and r = 1 (8 below) ----
@@ -115,12 +116,13 @@ __device__ void load(Shared& shared, const Maps& maps, const Problem& p, const P
                      int blocks) {
   const int hk = int(p.key_head(at.h));
   bring<Br>(shared.Q, maps.Q, &shared.Q_full, at.i0, at.h, at.b);
-  Ring<stages> kv;
-  for (int j = 0; j < blocks; ++j, kv.next()) {
-    wait(&shared.K_free[kv.at], kv.phase ^ 1);
-    bring<Bc>(shared.K[kv.at], maps.K, &shared.K_full[kv.at], j * Bc, hk, at.b);
-    wait(&shared.V_free[kv.at], kv.phase ^ 1);
-    bring<Bc>(shared.V[kv.at], maps.V, &shared.V_full[kv.at], j * Bc, hk, at.b);
+  Ring<K_stages> k;
+  Ring<V_stages> v;
+  for (int j = 0; j < blocks; ++j, k.next(), v.next()) {
+    wait(&shared.K_free[k.at], k.phase ^ 1);
+    bring<Bc>(shared.K[k.at], maps.K, &shared.K_full[k.at], j * Bc, hk, at.b);
+    wait(&shared.V_free[v.at], v.phase ^ 1);
+    bring<Bc>(shared.V[v.at], maps.V, &shared.V_full[v.at], j * Bc, hk, at.b);
   }
 }
 
@@ -137,16 +139,17 @@ __device__ void compute(Shared& shared, const Maps& maps, const Problem& p, cons
   float O[D / 2] = {}, m[2] = {-INFINITY, -INFINITY}, l[2] = {0, 0}, mc[2], alpha[2];
   std::uint32_t P[Bc / 16][4];
   wait(&shared.Q_full, 0);
-  Ring<stages> kv;
-  for (int j = 0; j < blocks; ++j, kv.next()) {
+  Ring<K_stages> k;
+  Ring<V_stages> v;
+  for (int j = 0; j < blocks; ++j, k.next(), v.next()) {
     // S_ij = Q_i K_j^T
     float S[Bc / 2];
-    wait(&shared.K_full[kv.at], kv.phase);
+    wait(&shared.K_full[k.at], k.phase);
     wgmma_fence();
-    multiply_transposed<T, D, Br, Bc>(S, shared.Q, shared.K[kv.at]);
+    multiply_transposed<T, D, Br, Bc>(S, shared.Q, shared.K[k.at]);
     wgmma_commit();
     wgmma_wait<0>(S);
-    arrive(&shared.K_free[kv.at]);
+    arrive(&shared.K_free[k.at]);
 
     // P_ij, m, l as ever; O = alpha O
     const int first = j * Bc + 2 * (lane % 4), limit[2] = {visible[0] - first, visible[1] - first};
@@ -157,12 +160,12 @@ __device__ void compute(Shared& shared, const Maps& maps, const Problem& p, cons
     scale_rows(O, alpha);
 
     // O += P_ij V_j
-    wait(&shared.V_full[kv.at], kv.phase);
+    wait(&shared.V_full[v.at], v.phase);
     wgmma_fence();
-    multiply_add<T, Bc>(O, P, shared.V[kv.at]);
+    multiply_add<T, Bc>(O, P, shared.V[v.at]);
     wgmma_commit();
     wgmma_wait<0>(O);
-    arrive(&shared.V_free[kv.at]);
+    arrive(&shared.V_free[v.at]);
   }
 
   // O_i = O / l, L_i = m + log l. A row without keys has l = 0: O = 0 and L = -inf.
@@ -209,9 +212,11 @@ __global__ void __launch_bounds__(threads)
   auto& shared = *reinterpret_cast<Shared*>(memory);
   if (threadIdx.x == 0) {
     init(&shared.Q_full, 1);
-    for (int i = 0; i < stages; ++i) {
+    for (int i = 0; i < K_stages; ++i) {
       init(&shared.K_full[i], 1);
       init(&shared.K_free[i], 128);  // every thread says so
+    }
+    for (int i = 0; i < V_stages; ++i) {
       init(&shared.V_full[i], 1);
       init(&shared.V_free[i], 128);
     }

@@ -1,4 +1,4 @@
-// Rung 10: persistence. A block for each SM, that lives until the last tile is done.
+// Rung 11: persistence. A block for each SM, that lives until the last tile is done.
 //
 // The idea: a block that ends leaves its SM idle: the last O must leave, then a new block starts, sets
 // up barriers, waits for Q and the first K. A block that stays takes the next tile itself. Its loader
@@ -39,9 +39,10 @@ __device__ void hide(float (&S)[Bc / 2], const int (&limit)[2]) {
     if (8 * (i / 4) + i % 2 >= limit[i / 2 % 2]) S[i] = -INFINITY;
 }
 
-// m = max(m, max_j S_ij), alpha = 2^(c (m_before - m)). m is before scaling, mc = c m after it.
-__device__ void new_maximum(const float (&S)[Bc / 2], float c, float (&m)[2], float (&mc)[2],
-                            float (&alpha)[2]) {
+// m = max(m, max_j S_ij), alpha = 2^(c (m_before - m)), P_ij = 2^(c (S_ij - m)) in place of S,
+// l = alpha l + sum_j P_ij. Scores and m are before scaling.
+__device__ void softmax(float (&S)[Bc / 2], float c, float (&m)[2], float (&l)[2],
+                        float (&alpha)[2]) {
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     float even = fmaxf(m[r], S[2 * r]), odd = S[2 * r + 1];
@@ -54,22 +55,17 @@ __device__ void new_maximum(const float (&S)[Bc / 2], float c, float (&m)[2], fl
     largest = fmaxf(largest, __shfl_xor_sync(0xffffffff, largest, 1));
     largest = fmaxf(largest, __shfl_xor_sync(0xffffffff, largest, 2));
     // A row that has seen nothing yet: any finite number will do, its weights are 2^-inf = 0.
-    mc[r] = largest == -INFINITY ? 0 : largest * c;
-    alpha[r] = ex2(fmaf(m[r], c, -mc[r]));
+    const float mc = largest == -INFINITY ? 0 : largest * c;
+    alpha[r] = ex2(fmaf(m[r], c, -mc));
+    // Never taken, no factor is negative: a place that ptxas moves nothing over.
+    if (r == 0 && alpha[r] < 0) asm volatile("brkpt;");
     m[r] = largest;
-  }
-}
-
-// P_ij = 2^(c S_ij - mc) in place of S, l = alpha l + sum_j P_ij
-__device__ void weights(float (&S)[Bc / 2], float c, const float (&mc)[2], const float (&alpha)[2],
-                        float (&l)[2]) {
-#pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    float even = l[r] * alpha[r], odd = 0;
+    even = l[r] * alpha[r];
+    odd = 0;
 #pragma unroll
     for (int i = 2 * r; i < Bc / 2; i += 4) {
-      S[i] = ex2(fmaf(S[i], c, -mc[r]));
-      S[i + 1] = ex2(fmaf(S[i + 1], c, -mc[r]));
+      S[i] = ex2(fmaf(S[i], c, -mc));
+      S[i + 1] = ex2(fmaf(S[i + 1], c, -mc));
       even += S[i];
       odd += S[i + 1];
     }
@@ -170,7 +166,7 @@ __device__ void compute(Shared& shared, const Maps& maps, const Problem& p, cons
       hide(S, limit);
     };
     const T* Qi = shared.Q[q.at] + group * 64 * 64;  // the group's rows, of each box of 64 columns
-    float O[D / 2] = {}, m[2] = {-INFINITY, -INFINITY}, l[2] = {0, 0}, mc[2], alpha[2];
+    float O[D / 2] = {}, m[2] = {-INFINITY, -INFINITY}, l[2] = {0, 0}, alpha[2];
     std::uint32_t P[Bc / 16][4];
     wait(&shared.Q_full[q.at], q.phase);
 
@@ -185,8 +181,7 @@ __device__ void compute(Shared& shared, const Maps& maps, const Problem& p, cons
       wgmma_wait<0>(S);
       if (leader) arrive(&shared.K_free[kv.at]);
       hide_in_tile(S, j);
-      new_maximum(S, c, m, mc, alpha);
-      weights(S, c, mc, alpha, l);
+      softmax(S, c, m, l, alpha);
       round_to(P, S);
     }
     // A step: S of tile j and O += P V of the tile before are under way together, and the softmax of
@@ -208,8 +203,7 @@ __device__ void compute(Shared& shared, const Maps& maps, const Problem& p, cons
       wgmma_wait<1>(S);
       if (leader) arrive(&shared.K_free[kv.at]);
       if constexpr (decltype(masked)::value) hide_in_tile(S, j);
-      new_maximum(S, c, m, mc, alpha);
-      weights(S, c, mc, alpha, l);
+      softmax(S, c, m, l, alpha);
       wgmma_wait<0>(O);
       if (leader) arrive(&shared.V_free[before.at]);
       round_to(P, S);

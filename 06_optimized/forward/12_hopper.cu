@@ -1,4 +1,4 @@
-// Rung 11, the last: who computes what, and when. And the whole contract.
+// Rung 12, the last: who computes what, and when. And the whole contract.
 //
 // The idea: with a causal mask a tile of queries costs from one block of keys to all of them. Blocks
 // of threads that take every 132nd tile are done early or late by luck. Here the longest tiles come
@@ -16,12 +16,13 @@ namespace fa::optimized {
 namespace {
 
 // What fits: `groups` warpgroups of 64 rows each share tiles of Bc keys. Measured, not derived.
-template <int D_, int groups_, int Bc_, int Q_buffers_, bool own_O_, bool split_ = false>
+enum class Branch { none, after_first_maximum, after_weights };  // see softmax()
+template <int D_, int groups_, int Bc_, int Q_buffers_, bool own_O_, Branch branch_>
 struct Sizes {
   static constexpr int D = D_, groups = groups_, Br = 64 * groups, Bc = Bc_, stages = 2;
   static constexpr int Q_buffers = Q_buffers_;
   static constexpr bool own_O = own_O_;  // else O leaves through the buffer of Q
-  static constexpr bool split = split_;  // all of the softmax before O is waited for
+  static constexpr Branch branch = branch_;
   static constexpr int threads = 128 * (groups + 1);
   static constexpr int loader_registers = groups == 3 ? 32 : 24;
   static constexpr int registers = groups == 3 ? 160 : 240;
@@ -77,10 +78,15 @@ __device__ void hide(float (&S)[n], const int (&limit)[2]) {
     if (8 * (i / 4) + i % 2 >= limit[i / 2 % 2]) S[i] = -INFINITY;
 }
 
-// m = max(m, max_j S_ij), alpha = 2^(c (m_before - m)). m is before scaling, mc = c m after it.
-template <bool masked, int n>
-__device__ void new_maximum(const float (&S)[n], float c, float (&m)[2], float (&mc)[2],
-                            float (&alpha)[2]) {
+// m = max(m, max_j S_ij), alpha = 2^(c (m_before - m)), P_ij = 2^(c (S_ij - m)) in place of S,
+// l = alpha l + sum_j P_ij. Scores and m are before scaling.
+//
+// In which order all this is done is up to ptxas; it takes both maxima first, and nothing else can
+// run beside them. But it moves nothing over a branch, even over one that is never taken (no factor
+// is negative). With one after the first maximum, the second is taken between the exponentials of
+// the first row.
+template <bool masked, Branch branch, int n>
+__device__ void softmax(float (&S)[n], float c, float (&m)[2], float (&l)[2], float (&alpha)[2]) {
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     float even = fmaxf(m[r], S[2 * r]), odd = S[2 * r + 1];
@@ -93,23 +99,16 @@ __device__ void new_maximum(const float (&S)[n], float c, float (&m)[2], float (
     largest = fmaxf(largest, __shfl_xor_sync(0xffffffff, largest, 1));
     largest = fmaxf(largest, __shfl_xor_sync(0xffffffff, largest, 2));
     // A row that has seen nothing yet: any finite number will do, its weights are 2^-inf = 0.
-    mc[r] = masked && largest == -INFINITY ? 0 : largest * c;
-    alpha[r] = ex2(fmaf(m[r], c, -mc[r]));
+    const float mc = masked && largest == -INFINITY ? 0 : largest * c;
+    alpha[r] = ex2(fmaf(m[r], c, -mc));
+    if (branch == Branch::after_first_maximum && r == 0 && alpha[r] < 0) asm volatile("brkpt;");
     m[r] = largest;
-  }
-}
-
-// P_ij = 2^(c S_ij - mc) in place of S, l = alpha l + sum_j P_ij
-template <int n>
-__device__ void weights(float (&S)[n], float c, const float (&mc)[2], const float (&alpha)[2],
-                        float (&l)[2]) {
-#pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    float even = l[r] * alpha[r], odd = 0;
+    even = l[r] * alpha[r];
+    odd = 0;
 #pragma unroll
     for (int i = 2 * r; i < n; i += 4) {
-      S[i] = ex2(fmaf(S[i], c, -mc[r]));
-      S[i + 1] = ex2(fmaf(S[i + 1], c, -mc[r]));
+      S[i] = ex2(fmaf(S[i], c, -mc));
+      S[i + 1] = ex2(fmaf(S[i + 1], c, -mc));
       even += S[i];
       odd += S[i + 1];
     }
@@ -242,7 +241,7 @@ __device__ void compute(Shared<Tiles, T>& shared, const Maps& maps, const Proble
     int j = task.blocks - 1;
 
     // S_ij = Q_i K_j^T of the last block; what a tile needs is computed meanwhile
-    float O[D / 2], m[2] = {-INFINITY, -INFINITY}, l[2] = {0, 0}, mc[2], alpha[2];
+    float O[D / 2], m[2] = {-INFINITY, -INFINITY}, l[2] = {0, 0}, alpha[2];
     std::uint32_t P[Bc / 16][4];
     const int visible[2] = {task.visible_keys(task.i0 + min(row, task.rows - 1)),
                             task.visible_keys(task.i0 + min(row + 8, task.rows - 1))};
@@ -263,8 +262,7 @@ __device__ void compute(Shared<Tiles, T>& shared, const Maps& maps, const Proble
       wgmma_wait<0>(S);
       if (leader) arrive(&shared.K_free[kv.at]);
       hide_in_block(S, j);
-      new_maximum<true>(S, c, m, mc, alpha);
-      weights(S, c, mc, alpha, l);
+      softmax<true, Tiles::branch>(S, c, m, l, alpha);
       round_to<T>(P, S);
     }
     // Keys past the length may hold anything, and 0 times NaN is NaN.
@@ -296,11 +294,9 @@ __device__ void compute(Shared<Tiles, T>& shared, const Maps& maps, const Proble
       wgmma_wait<1>(S);
       if (leader) arrive(&shared.K_free[kv.at]);
       if constexpr (decltype(masked)::value) hide_in_block(S, j);
-      new_maximum<decltype(masked)::value>(S, c, m, mc, alpha);
-      weights(S, c, mc, alpha, l);
-      // ptxas moves the wait for O up to the maximum, and exponentials and O's scaling mix below it.
-      // It moves nothing over a branch, even one that is never taken.
-      if (Tiles::split && l[0] + l[1] < 0) asm volatile("brkpt;");
+      softmax<decltype(masked)::value, Tiles::branch>(S, c, m, l, alpha);
+      // ptxas moves this wait up between the exponentials, unless a branch is in the way.
+      if (Tiles::branch == Branch::after_weights && l[0] + l[1] < 0) asm volatile("brkpt;");
       wgmma_wait<0>(O);
       if (leader) arrive(&shared.V_free[before.at]);
       round_to<T>(P, S);
@@ -442,20 +438,20 @@ void launch_hopper(const Problem& p, const Forward<T>& t, float scale, unsigned*
   const bool maps = p.Nk > 0 && has_tensor_map(t.Q, p.B, p.Hq, p.Nq) &&
                     has_tensor_map(t.K, p.B, p.Hkv, p.Nk) &&
                     has_tensor_map(t.V, p.B, p.Hkv, p.Nk) && has_tensor_map(t.O, p.B, p.Hq, p.Nq);
-  if (!maps)
-    return (p.d <= 64 ? launch<false, Sizes<64, 2, 64, 1, false>, T>
-            : p.d <= 128
-                ? launch<false, Sizes<128, 2, 64, 1, false>, T>
-                : launch<false, Sizes<256, 2, 64, 1, false>, T>)(p, t, scale, nullptr, stream);
-  if (p.d > 128) return launch<true, Sizes<256, 2, 80, 1, false, true>>(p, t, scale, taken, stream);
-  // Few tiles: the next Q, and the last O on its way out, are worth more than room for keys.
-  if (p.d > 64)
-    return (p.Nk < 2048
-                ? launch<true, Sizes<128, 2, 128, 2, true>, T>
-                : launch<true, Sizes<128, 2, 128, 2, false>, T>)(p, t, scale, taken, stream);
-  return (taken && p.Nk <= 1024
-              ? launch<true, Sizes<64, 2, 128, 2, true>, T>
-              : launch<true, Sizes<64, 3, 128, 2, true>, T>)(p, t, scale, taken, stream);
+  const auto run = [&](auto launch) { launch(p, t, scale, taken, stream); };
+  constexpr auto none = Branch::none, first = Branch::after_first_maximum;
+  if (!maps) {
+    taken = nullptr;
+    if (p.d <= 64) return run(launch<false, Sizes<64, 2, 64, 1, false, none>, T>);
+    if (p.d <= 128) return run(launch<false, Sizes<128, 2, 64, 1, false, none>, T>);
+    return run(launch<false, Sizes<256, 2, 64, 1, false, none>, T>);
+  }
+  if (p.d > 128) return run(launch<true, Sizes<256, 2, 80, 1, false, Branch::after_weights>, T>);
+  // In a short tile the next Q and the last O on its way out count most.
+  if (p.d > 64 && p.Nk < 2048) return run(launch<true, Sizes<128, 2, 128, 2, true, first>, T>);
+  if (p.d > 64) return run(launch<true, Sizes<128, 2, 128, 2, false, first>, T>);
+  if (taken && p.Nk <= 1024) return run(launch<true, Sizes<64, 2, 128, 2, true, first>, T>);
+  run(launch<true, Sizes<64, 3, 128, 2, true, none>, T>);
 }
 
 template void launch_hopper(const Problem&, const Forward<__half>&, float, unsigned*, cudaStream_t);

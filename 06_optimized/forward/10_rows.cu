@@ -1,0 +1,291 @@
+// Rung 10: one row's maximum under the other row's exponentials.
+//
+// The idea: a thread has two rows. The maximum of a row runs in the ALU, its exponentials in the
+// special function unit: two units that could work at the same time, on different rows. ptxas, which
+// decides on the order of instructions, takes both maxima first and all exponentials then. It moves
+// nothing over a branch, though, even over one that is never taken. One such branch after the first
+// maximum, and the second is spread between the exponentials of the first row.
+//
+// What should change: a softmax that is shorter by about one maximum, some 250 of 1900 cycles. The
+// same instructions, and one branch.
+#include "06_optimized/optimized.hpp"
+#include "06_optimized/ptx/mma.cuh"
+#include "06_optimized/ptx/tma.cuh"
+#include "06_optimized/ptx/wgmma.cuh"
+
+namespace fa::optimized {
+namespace {
+
+using T = __nv_bfloat16;
+
+constexpr int D = 128, groups = 2, Br = 64 * groups, Bc = 128, stages = 2;
+constexpr int threads = 128 * (groups + 1);  // a warpgroup that loads, two that compute
+
+struct Shared {
+  alignas(1024) T Q[Br * D], K[stages][Bc * D], V[stages][Bc * D];
+  Barrier Q_full, K_full[stages], K_free[stages], V_full[stages], V_free[stages];
+};
+
+// ---- the softmax of a tile; a thread's rows are r = 0 (lane / 4) and r = 1 (8 below) ----
+
+// S_ij = -inf where row i does not see key j; limit[r] counts visible columns from the thread's
+// first.
+__device__ void hide(float (&S)[Bc / 2], const int (&limit)[2]) {
+#pragma unroll
+  for (int i = 0; i < Bc / 2; ++i)
+    if (8 * (i / 4) + i % 2 >= limit[i / 2 % 2]) S[i] = -INFINITY;
+}
+
+// m = max(m, max_j S_ij), alpha = 2^(c (m_before - m)), P_ij = 2^(c (S_ij - m)) in place of S,
+// l = alpha l + sum_j P_ij. Scores and m are before scaling.
+__device__ void softmax(float (&S)[Bc / 2], float c, float (&m)[2], float (&l)[2],
+                        float (&alpha)[2]) {
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    float even = fmaxf(m[r], S[2 * r]), odd = S[2 * r + 1];
+#pragma unroll
+    for (int i = 4 + 2 * r; i < Bc / 2; i += 4) {
+      even = fmaxf(even, S[i]);
+      odd = fmaxf(odd, S[i + 1]);
+    }
+    float largest = fmaxf(even, odd);
+    largest = fmaxf(largest, __shfl_xor_sync(0xffffffff, largest, 1));
+    largest = fmaxf(largest, __shfl_xor_sync(0xffffffff, largest, 2));
+    // A row that has seen nothing yet: any finite number will do, its weights are 2^-inf = 0.
+    const float mc = largest == -INFINITY ? 0 : largest * c;
+    alpha[r] = ex2(fmaf(m[r], c, -mc));
+    // Never taken, no factor is negative: a place that ptxas moves nothing over.
+    if (r == 0 && alpha[r] < 0) asm volatile("brkpt;");
+    m[r] = largest;
+    even = l[r] * alpha[r];
+    odd = 0;
+#pragma unroll
+    for (int i = 2 * r; i < Bc / 2; i += 4) {
+      S[i] = ex2(fmaf(S[i], c, -mc));
+      S[i + 1] = ex2(fmaf(S[i + 1], c, -mc));
+      even += S[i];
+      odd += S[i + 1];
+    }
+    l[r] = even + odd;
+  }
+}
+
+// The weights as A of the next product: they stay where they are.
+__device__ void round_to(std::uint32_t (&P)[Bc / 16][4], const float (&S)[Bc / 2]) {
+#pragma unroll
+  for (int j = 0; j < Bc / 16; ++j)
+#pragma unroll
+    for (int k = 0; k < 4; ++k) P[j][k] = rounded_pair<T>(S[8 * j + 2 * k], S[8 * j + 2 * k + 1]);
+}
+
+__device__ void scale_rows(float (&O)[D / 2], const float (&factor)[2]) {
+#pragma unroll
+  for (int i = 0; i < D / 2; ++i) O[i] *= factor[i / 2 % 2];
+}
+
+struct Maps {
+  CUtensorMap Q, K, V, O;
+};
+
+// Asks for a tile of `rows` rows, from row `first` of head h on.
+template <int rows>
+__device__ void bring(T* tile, const CUtensorMap& map, Barrier* full, int first, int h, int b) {
+  arrive_expecting(full, rows * D * int(sizeof(T)));
+#pragma unroll
+  for (int x = 0; x < D; x += 64) tma_load(tile + x * rows, map, full, x, first, h, b);
+}
+
+// The tile of queries of this block, the longest rows first.
+struct Place {
+  int b, h, i0, rows;
+  __device__ explicit Place(const Problem& p) {
+    const int tiles = int((p.Nq + Br - 1) / Br), head = blockIdx.x / tiles;
+    b = head / int(p.Hq);
+    h = head % int(p.Hq);
+    i0 = (tiles - 1 - blockIdx.x % tiles) * Br;
+    rows = min(Br, int(p.Nq) - i0);
+  }
+};
+
+__device__ void load(Shared& shared, const Maps& maps, const Problem& p, const Place& at) {
+  const int seen = int(Mask(p, at.b).visible_keys(at.i0 + at.rows - 1));
+  const int blocks = max(1, (seen + Bc - 1) / Bc), hk = int(p.key_head(at.h));
+  bring<Br>(shared.Q, maps.Q, &shared.Q_full, at.i0, at.h, at.b);
+  Ring<stages> k, v;
+  const auto bring_K = [&](int j) {
+    wait(&shared.K_free[k.at], k.phase ^ 1);
+    bring<Bc>(shared.K[k.at], maps.K, &shared.K_full[k.at], j * Bc, hk, at.b);
+    k.next();
+  };
+  const auto bring_V = [&](int j) {
+    wait(&shared.V_free[v.at], v.phase ^ 1);
+    bring<Bc>(shared.V[v.at], maps.V, &shared.V_full[v.at], j * Bc, hk, at.b);
+    v.next();
+  };
+  bring_K(blocks - 1);
+  for (int j = blocks - 1; j > 0; --j) {
+    bring_K(j - 1);  // K is needed earlier than V
+    bring_V(j);
+  }
+  bring_V(0);
+}
+
+__device__ void compute(Shared& shared, const Maps& maps, const Problem& p, const Forward<T>& t,
+                        const Place& at, float scale) {
+  const int group = uniform(threadIdx.x / 128) - 1, warp = threadIdx.x / 32 % 4;
+  const int lane = threadIdx.x % 32;
+  const bool leader = threadIdx.x % 128 == 0;
+  const T* Qi = shared.Q + group * 64 * 64;           // the group's rows, of each box of 64 columns
+  const int row = 64 * group + 16 * warp + lane / 4;  // of the tile; the other is 8 below
+  const Mask mask(p, at.b);
+  const int visible[2] = {int(mask.visible_keys(at.i0 + min(row, at.rows - 1))),
+                          int(mask.visible_keys(at.i0 + min(row + 8, at.rows - 1)))};
+  const int blocks = max(1, (int(mask.visible_keys(at.i0 + at.rows - 1)) + Bc - 1) / Bc);
+  const int full = int(mask.visible_keys(at.i0 + min(64 * group, at.rows - 1))) / Bc;
+
+  // The groups issue their products in turn.
+  const auto my_turn = [&] { sync(1 + group, 256); };
+  const auto next_turn = [&] { arrive(2 - group, 256); };
+  if (group == 0) arrive(1, 256);  // the first turn is its own
+
+  const auto hide_in_tile = [&](float(&S)[Bc / 2], int j) {
+    const int first = j * Bc + 2 * (lane % 4), limit[2] = {visible[0] - first, visible[1] - first};
+    hide(S, limit);
+  };
+  const float c = scale * 1.4426950408889634f;  // exp(scale x) = 2^(c x)
+  float O[D / 2] = {}, m[2] = {-INFINITY, -INFINITY}, l[2] = {0, 0}, alpha[2];
+  std::uint32_t P[Bc / 16][4];
+  wait(&shared.Q_full, 0);
+  Ring<stages> kv;
+
+  // S of the last tile by itself
+  int j = blocks - 1;
+  {
+    float S[Bc / 2];
+    wait(&shared.K_full[kv.at], kv.phase);
+    wgmma_fence();
+    multiply_transposed<T, D, Br, Bc>(S, Qi, shared.K[kv.at]);
+    wgmma_commit();
+    wgmma_wait<0>(S);
+    if (leader) arrive(&shared.K_free[kv.at]);
+    hide_in_tile(S, j);
+    softmax(S, c, m, l, alpha);
+    round_to(P, S);
+  }
+  // A step: S of tile j and O += P V of the tile before are under way together, and the softmax of
+  // tile j begins when S is there.
+  const auto step = [&](auto masked) {
+    float S[Bc / 2];
+    const Ring<stages> before = kv;
+    kv.next();
+    wait(&shared.K_full[kv.at], kv.phase);
+    my_turn();
+    wgmma_fence();
+    multiply_transposed<T, D, Br, Bc>(S, Qi, shared.K[kv.at]);
+    wgmma_commit();
+    wait(&shared.V_full[before.at], before.phase);
+    wgmma_fence();
+    multiply_add<T, Bc>(O, P, shared.V[before.at]);
+    wgmma_commit();
+    next_turn();
+    wgmma_wait<1>(S);
+    if (leader) arrive(&shared.K_free[kv.at]);
+    if constexpr (decltype(masked)::value) hide_in_tile(S, j);
+    softmax(S, c, m, l, alpha);
+    wgmma_wait<0>(O);
+    if (leader) arrive(&shared.V_free[before.at]);
+    round_to(P, S);
+    scale_rows(O, alpha);
+  };
+  --j;
+#pragma unroll 1
+  for (; j >= full && j >= 0; --j) step(std::true_type());
+#pragma unroll 1
+  for (; j >= 0; --j) step(std::false_type());
+
+  // The last O += P V
+  wait(&shared.V_full[kv.at], kv.phase);
+  wgmma_fence();
+  multiply_add<T, Bc>(O, P, shared.V[kv.at]);
+  wgmma_commit();
+  wgmma_wait<0>(O);
+
+  // O_i = O / l, L_i = m + log l. A row without keys has l = 0: O = 0 and L = -inf.
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    l[r] += __shfl_xor_sync(0xffffffff, l[r], 1);
+    l[r] += __shfl_xor_sync(0xffffffff, l[r], 2);
+    if (t.LSE && lane % 4 == 0 && row + 8 * r < at.rows)
+      t.LSE[(at.b * p.Hq + at.h) * p.Nq + at.i0 + row + 8 * r] =
+          l[r] == 0 ? -INFINITY : m[r] * scale + __logf(l[r]);
+    const float inverse = 1 / l[r];
+#pragma unroll
+    for (int i = 2 * r; i < D / 2; i += 4) {
+      O[i] = l[r] == 0 ? 0 : O[i] * inverse;
+      O[i + 1] = l[r] == 0 ? 0 : O[i + 1] * inverse;
+    }
+  }
+
+  // A warp's 16 rows leave by themselves, through what was the tile of Q.
+  T* Oi = shared.Q + (64 * group + 16 * warp) * 64;
+#pragma unroll
+  for (int x = 0; x < D / 16; ++x) {
+    std::uint32_t fragment[4];
+#pragma unroll
+    for (int k = 0; k < 4; ++k)
+      fragment[k] = rounded_pair<T>(O[8 * x + 2 * k], O[8 * x + 2 * k + 1]);
+    stmatrix(Oi + x / 4 * Br * 64 + swizzled_chunk(lane % 16, 2 * (x % 4) + lane / 16), fragment);
+  }
+  fence_async();
+  __syncwarp();
+  if (lane == 0) {
+#pragma unroll
+    for (int x = 0; x < D; x += 64)
+      tma_store(maps.O, Oi + x * Br, x, at.i0 + 64 * group + 16 * warp, at.h, at.b);
+    tma_commit();
+    tma_wait_read();
+  }
+}
+
+__global__ void __launch_bounds__(threads, 1)
+    rows_kernel(const __grid_constant__ Maps maps, const __grid_constant__ Problem p,
+                const __grid_constant__ Forward<T> t, float scale) {
+  extern __shared__ __align__(1024) unsigned char memory[];
+  auto& shared = *reinterpret_cast<Shared*>(memory);
+  if (threadIdx.x == 0) {
+    init(&shared.Q_full, 1);
+    for (int i = 0; i < stages; ++i) {
+      init(&shared.K_full[i], 1);
+      init(&shared.K_free[i], groups);  // one thread of each group says so
+      init(&shared.V_full[i], 1);
+      init(&shared.V_free[i], groups);
+    }
+    fence_barriers();
+  }
+  __syncthreads();
+  const Place at(p);
+  if (uniform(threadIdx.x / 128) == 0) {
+    give_registers<24>();
+    if (threadIdx.x < 32 && elected()) load(shared, maps, p, at);
+  } else {
+    take_registers<240>();
+    compute(shared, maps, p, t, at, scale);
+  }
+}
+
+}  // namespace
+
+template <class T>
+void launch_rows(const Problem& p, const Forward<T>& t, float scale, cudaStream_t stream) {
+  if (p.Nk == 0) return launch_swizzle(p, t, scale, stream);  // TMA knows no empty tensor
+  const Maps maps = {
+      tensor_map(t.Q, p.B, p.Hq, p.Nq, D, Br), tensor_map(t.K, p.B, p.Hkv, p.Nk, D, Bc),
+      tensor_map(t.V, p.B, p.Hkv, p.Nk, D, Bc), tensor_map(t.O, p.B, p.Hq, p.Nq, D, 16)};
+  allow_shared_memory(rows_kernel, sizeof(Shared));
+  const std::int64_t blocks = p.B * p.Hq * ((p.Nq + Br - 1) / Br);
+  FA_LAUNCH(rows_kernel, dim3(unsigned(blocks)), dim3(threads), sizeof(Shared), stream, maps, p, t,
+            scale);
+}
+template void launch_rows(const Problem&, const Forward<__nv_bfloat16>&, float, cudaStream_t);
+
+}  // namespace fa::optimized
