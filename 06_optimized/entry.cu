@@ -1,6 +1,7 @@
 // From the public face to the kernels: check the arguments, choose, launch.
 #include <algorithm>
 #include <iterator>
+#include <sstream>
 #include <type_traits>
 
 #include "06_optimized/optimized.hpp"
@@ -110,9 +111,12 @@ std::string unsupported(const Problem& p, const Forward<T>& t, Kernel kernel) {
   if (here < r.capability || (r.capability == 90 && here != 90))
     return std::string(r.name) + " is built for compute capability " + capability(r.capability) +
            (r.capability == 90 ? " alone" : " and later") + ", this GPU is " + capability(here);
-  if (!(p.softmax_scale() > 0))
-    return std::string(r.name) + ": scale must be > 0, got " + std::to_string(p.softmax_scale()) +
-           ": the maximum is taken before scaling";
+  if (!(float(p.softmax_scale()) > 0)) {
+    std::ostringstream text;
+    text << r.name << ": scale must be > 0 in fp32, got " << p.softmax_scale()
+         << "; the maximum is taken before scaling";
+    return text.str();
+  }
   if (std::max(p.Nq, p.Nk) > 1 << 30)
     return std::string(r.name) + " wants Nq and Nk up to 2^30, got " + std::to_string(p.Nq) +
            " and " + std::to_string(p.Nk);

@@ -216,7 +216,8 @@ __device__ void compute(Shared& shared, const Maps& maps, const Problem& p, cons
     for (; j >= 0; --j) step(std::false_type());
 
     // The last O += P V. Q is no longer needed: the one after the next may come.
-    if (leader) arrive(&shared.Q_free[q.at]);
+    __syncwarp();
+    if (lane == 0) arrive(&shared.Q_free[q.at]);
     wait(&shared.V_full[kv.at], kv.phase);
     wgmma_fence();
     multiply_add<T, Bc>(O, P, shared.V[kv.at]);
@@ -273,7 +274,7 @@ __global__ void __launch_bounds__(threads, 1)
   if (threadIdx.x == 0) {
     for (int i = 0; i < Q_buffers; ++i) {
       init(&shared.Q_full[i], 1);
-      init(&shared.Q_free[i], groups);
+      init(&shared.Q_free[i], 4 * groups);  // one lane of each warp says so
     }
     for (int i = 0; i < stages; ++i) {
       init(&shared.K_full[i], 1);

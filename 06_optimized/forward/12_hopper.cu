@@ -7,6 +7,8 @@
 //
 // What should change: nothing without a mask, where all tiles are alike; with a causal mask the SMs
 // finish together, and not up to one long tile apart.
+#include <cfloat>
+
 #include "06_optimized/optimized.hpp"
 #include "06_optimized/ptx/mma.cuh"
 #include "06_optimized/ptx/tma.cuh"
@@ -85,7 +87,7 @@ __device__ void hide(float (&S)[n], const int (&limit)[2]) {
 // run beside them. But it moves nothing over a branch, even over one that is never taken (no factor
 // is negative). With one after the first maximum, the second is taken between the exponentials of
 // the first row.
-template <bool masked, Branch branch, int n>
+template <Branch branch, int n>
 __device__ void softmax(float (&S)[n], float c, float (&m)[2], float (&l)[2], float (&alpha)[2]) {
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
@@ -99,7 +101,7 @@ __device__ void softmax(float (&S)[n], float c, float (&m)[2], float (&l)[2], fl
     largest = fmaxf(largest, __shfl_xor_sync(0xffffffff, largest, 1));
     largest = fmaxf(largest, __shfl_xor_sync(0xffffffff, largest, 2));
     // A row that has seen nothing yet: any finite number will do, its weights are 2^-inf = 0.
-    const float mc = masked && largest == -INFINITY ? 0 : largest * c;
+    const float mc = fmaxf(largest * c, -FLT_MAX);
     alpha[r] = ex2(fmaf(m[r], c, -mc));
     if (branch == Branch::after_first_maximum && r == 0 && alpha[r] < 0) asm volatile("brkpt;");
     m[r] = largest;
@@ -262,7 +264,7 @@ __device__ void compute(Shared<Tiles, T>& shared, const Maps& maps, const Proble
       wgmma_wait<0>(S);
       if (leader) arrive(&shared.K_free[kv.at]);
       hide_in_block(S, j);
-      softmax<true, Tiles::branch>(S, c, m, l, alpha);
+      softmax<Tiles::branch>(S, c, m, l, alpha);
       round_to<T>(P, S);
     }
     // Keys past the length may hold anything, and 0 times NaN is NaN.
@@ -294,7 +296,7 @@ __device__ void compute(Shared<Tiles, T>& shared, const Maps& maps, const Proble
       wgmma_wait<1>(S);
       if (leader) arrive(&shared.K_free[kv.at]);
       if constexpr (decltype(masked)::value) hide_in_block(S, j);
-      softmax<decltype(masked)::value, Tiles::branch>(S, c, m, l, alpha);
+      softmax<Tiles::branch>(S, c, m, l, alpha);
       // ptxas moves this wait up between the exponentials, unless a branch is in the way.
       if (Tiles::branch == Branch::after_weights && l[0] + l[1] < 0) asm volatile("brkpt;");
       wgmma_wait<0>(O);
@@ -309,7 +311,11 @@ __device__ void compute(Shared<Tiles, T>& shared, const Maps& maps, const Proble
     for (; j >= 0; --j) step(std::false_type());
 
     // The last O += P V. Q is no longer needed: the next one may come.
-    if (Tiles::own_O && leader) arrive(&shared.Q_free[q.at]);
+    const auto release_Q = [&] {
+      __syncwarp();
+      if (lane == 0) arrive(&shared.Q_free[q.at]);
+    };
+    if (Tiles::own_O) release_Q();
     wait(&shared.V_full[kv.at], kv.phase);
     wgmma_fence();
     multiply_add<T, Bc>(O, P, shared.V[kv.at]);
@@ -355,10 +361,7 @@ __device__ void compute(Shared<Tiles, T>& shared, const Maps& maps, const Proble
         for (int x = 0; x < D; x += 64)
           tma_store(maps.O, Oi + x * Br, x, task.i0 + 64 * group + 16 * warp, task.h, task.b);
         tma_commit();
-        if (!Tiles::own_O) {
-          tma_wait_read();
-          arrive(&shared.Q_free[q.at]);
-        }
+        if (!Tiles::own_O) tma_wait_read();
       }
     } else {
 #pragma unroll
@@ -366,8 +369,8 @@ __device__ void compute(Shared<Tiles, T>& shared, const Maps& maps, const Proble
         const int r = row + 8 * (i / 2 % 2), x = 8 * (i / 4) + 2 * (lane % 4) + i % 2;
         if (r < task.rows && x < p.d) t.O.at(task.b, task.h, task.i0 + r)[x] = T(O[i]);
       }
-      if (!Tiles::own_O && lane == 0) arrive(&shared.Q_free[q.at]);
     }
+    if (!Tiles::own_O) release_Q();
     q.next();
   }
   if (tma && Tiles::own_O && lane == 0) tma_wait_read();
@@ -383,7 +386,7 @@ __global__ void __launch_bounds__(Tiles::threads, 1)
   if (threadIdx.x == 0) {
     for (int i = 0; i < Tiles::Q_buffers; ++i) {
       init(&shared.Q_full[i], 1);
-      init(&shared.Q_free[i], Tiles::own_O ? Tiles::groups : 4 * Tiles::groups);
+      init(&shared.Q_free[i], 4 * Tiles::groups);  // a lane of each warp says so
     }
     for (int i = 0; i < Tiles::stages; ++i) {
       init(&shared.K_full[i], 1);
@@ -447,7 +450,7 @@ void launch_hopper(const Problem& p, const Forward<T>& t, float scale, unsigned*
     return run(launch<false, Sizes<256, 2, 64, 1, false, none>, T>);
   }
   if (p.d > 128) return run(launch<true, Sizes<256, 2, 80, 1, false, Branch::after_weights>, T>);
-  // In a short tile the next Q and the last O on its way out count most.
+  // Short tiles: a buffer of its own for O, so that it leaves while the next tile has begun.
   if (p.d > 64 && p.Nk < 2048) return run(launch<true, Sizes<128, 2, 128, 2, true, first>, T>);
   if (p.d > 64) return run(launch<true, Sizes<128, 2, 128, 2, false, first>, T>);
   if (taken && p.Nk <= 1024) return run(launch<true, Sizes<64, 2, 128, 2, true, first>, T>);

@@ -308,11 +308,14 @@ void non_finite(Run& run) {
         forward(run, x);
         return x.verdict();
       });
-      // No weight anywhere: like a row that sees no key. A method that does not promise large
-      // scores divides 0 by 0 here.
-      if (run.promises().large_scores)
-        run.run("every score -infinity" + t, [&] {
-          ForwardCase<T> x(spec, run.promises().lse);
+      // No weight anywhere: like a row that sees no key, in one tile of keys and over several. A
+      // method that does not promise large scores divides 0 by 0 here.
+      for (Int keys : {spec.p.Nk, Int(300)}) {
+        if (!run.promises().large_scores) continue;
+        run.run("every score -infinity, Nk" + std::to_string(keys) + t, [&] {
+          Spec all = spec;
+          all.p.Nk = keys;
+          ForwardCase<T> x(all, run.promises().lse);
           x.Q.fill([](auto, auto, auto, auto e) { return e ? 0.5 : 1.0; });
           x.K.fill([](auto, auto, auto, auto e) { return e ? 1.0 : -infinity; });
           forward(run, x);
@@ -323,6 +326,7 @@ void non_finite(Run& run) {
           forward(run, x);
           return zeros + x.verdict();
         });
+      }
     });
 }
 
