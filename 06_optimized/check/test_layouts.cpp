@@ -1,58 +1,73 @@
 // Where the numbers of a fragment lie, and where the swizzle puts them. No GPU is needed for this.
+// In the order of the exercise; each test stops at the first place that is wrong.
 #include <gtest/gtest.h>
 
 #include <set>
-#include <utility>
+#include <string>
+#include <vector>
 
 #include "06_optimized/ptx/fragments.hpp"
 
 namespace {
 
 using namespace fa::optimized;
-using Cells = std::set<std::pair<int, int>>;
 
-// The cells of a fragment, each pair with its second cell; a pair too many would be missed by a
-// set's size alone, so the pairs are counted too.
-template <class PlaceOf>
-Cells cells(PlaceOf place, int registers, int next_row, int next_col) {
-  Cells all;
+std::string text(Cell at) {
+  return "row " + std::to_string(at.row) + ", column " + std::to_string(at.col);
+}
+std::string text(int lane, int i) {
+  return "lane " + std::to_string(lane) + ", register " + std::to_string(i);
+}
+
+// Empty if the lanes hold every number of a block once, or the first place where they do not. Of a
+// pair the second number lies at `next` from the first.
+template <class CellOf>
+std::string wrong_cover(int rows, int cols, CellOf cell, int registers, Cell next) {
+  std::vector<std::string> owner(rows * cols);
   for (int lane = 0; lane < 32; ++lane)
-    for (int i = 0; i < registers; ++i) {
-      const Place at = place(lane, i);
-      EXPECT_TRUE(all.insert({at.row, at.col}).second) << "lane " << lane << ", register " << i;
-      EXPECT_TRUE(all.insert({at.row + next_row, at.col + next_col}).second)
-          << "lane " << lane << ", register " << i;
-    }
-  return all;
+    for (int i = 0; i < registers; ++i)
+      for (int second = 0; second < 2; ++second) {
+        Cell at = cell(lane, i);
+        at.row += second * next.row;
+        at.col += second * next.col;
+        if (at.row < 0 || at.row >= rows || at.col < 0 || at.col >= cols)
+          return text(lane, i) + ": " + text(at) + " is outside";
+        std::string& held = owner[at.row * cols + at.col];
+        if (!held.empty()) return text(lane, i) + ": " + text(at) + " is already held by " + held;
+        held = text(lane, i);
+      }
+  for (int n = 0; n < rows * cols; ++n)
+    if (owner[n].empty()) return text({n / cols, n % cols}) + " is held by nobody";
+  return {};
 }
 
-Cells rectangle(int rows, int cols) {
-  Cells all;
-  for (int row = 0; row < rows; ++row)
-    for (int col = 0; col < cols; ++col) all.insert({row, col});
-  return all;
+// Lane 5 of the drawings in the PTX manual, and the whole block.
+TEST(fragments, C_is_what_mma_gives) {
+  EXPECT_EQ(text(c_cell(5, 0)), "row 1, column 2");
+  EXPECT_EQ(text(c_cell(5, 1)), "row 9, column 2");
+  EXPECT_EQ(wrong_cover(16, 8, c_cell, 2, {0, 1}), "");
 }
-
-TEST(fragments, hold_every_number_once) {
-  EXPECT_EQ(cells(a_place, 4, 0, 1), rectangle(16, 16));
-  EXPECT_EQ(cells(b_place, 2, 1, 0), rectangle(16, 8));
-  EXPECT_EQ(cells(c_place, 2, 0, 1), rectangle(16, 8));
+TEST(fragments, A_is_what_mma_takes) {
+  EXPECT_EQ(text(a_cell(5, 0)), "row 1, column 2");
+  EXPECT_EQ(text(a_cell(5, 1)), "row 9, column 2");
+  EXPECT_EQ(text(a_cell(5, 2)), "row 1, column 10");
+  EXPECT_EQ(text(a_cell(5, 3)), "row 9, column 10");
+  EXPECT_EQ(wrong_cover(16, 16, a_cell, 4, {0, 1}), "");
 }
 
 // What the ladder rests on: blocks 2 k and 2 k + 1 of S, registers 0 and 1 of each, are operand P.
 TEST(fragments, two_blocks_of_S_are_the_operand_P) {
   for (int lane = 0; lane < 32; ++lane)
     for (int i = 0; i < 4; ++i) {
-      const Place s = c_place(lane, i % 2), p = a_place(lane, i);
-      EXPECT_EQ(p.row, s.row);
-      EXPECT_EQ(p.col, s.col + i / 2 * 8);
+      const Cell s = c_cell(lane, i % 2);
+      ASSERT_EQ(text(a_cell(lane, i)), text({s.row, s.col + i / 2 * 8})) << text(lane, i);
     }
 }
 
 // ldmatrix: register i of a lane is block i, whose row r begins where lane 8 i + r points; the
 // lane's pair is row lane / 4, columns 2 (lane % 4) and the next, or transposed.
 template <class Pointed>
-Place loaded(Pointed pointed, int lane, int i, bool transposed) {
+Cell loaded(Pointed pointed, int lane, int i, bool transposed) {
   const int r = transposed ? lane % 4 * 2 : lane / 4, c = transposed ? lane / 4 : lane % 4 * 2;
   const RowChunk row = pointed(8 * i + r);
   return {row.row, 8 * row.chunk + c};
@@ -60,28 +75,32 @@ Place loaded(Pointed pointed, int lane, int i, bool transposed) {
 
 TEST(fragments, ldmatrix_loads_Q) {  // a block of A, by rows
   for (int lane = 0; lane < 32; ++lane)
+    for (int i = 0; i < 4; ++i)
+      ASSERT_EQ(text(loaded(ldmatrix_by_rows, lane, i, false)), text(a_cell(lane, i)))
+          << text(lane, i);
+}
+
+TEST(fragments, B_is_what_mma_takes) {
+  EXPECT_EQ(text(b_cell(5, 0)), "row 2, column 1");
+  EXPECT_EQ(text(b_cell(5, 1)), "row 10, column 1");
+  EXPECT_EQ(wrong_cover(16, 8, b_cell, 2, {1, 0}), "");
+}
+
+TEST(fragments, ldmatrix_transposed_loads_V) {  // two fragments of B, by rows: B[k][n] = V[k][n]
+  for (int lane = 0; lane < 32; ++lane)
     for (int i = 0; i < 4; ++i) {
-      const Place got = loaded(ldmatrix_by_rows, lane, i, false), want = a_place(lane, i);
-      EXPECT_EQ(got.row, want.row) << "lane " << lane << ", register " << i;
-      EXPECT_EQ(got.col, want.col) << "lane " << lane << ", register " << i;
+      const Cell b = b_cell(lane, i % 2);
+      ASSERT_EQ(text(loaded(ldmatrix_by_rows, lane, i, true)), text({b.row, b.col + i / 2 * 8}))
+          << text(lane, i);
     }
 }
 
 TEST(fragments, ldmatrix_loads_K) {  // two fragments of B, by columns: B[k][n] = K[n][k]
   for (int lane = 0; lane < 32; ++lane)
     for (int i = 0; i < 4; ++i) {
-      const Place got = loaded(ldmatrix_by_columns, lane, i, false), want = b_place(lane, i % 2);
-      EXPECT_EQ(got.row, want.col + i / 2 * 8) << "lane " << lane << ", register " << i;
-      EXPECT_EQ(got.col, want.row) << "lane " << lane << ", register " << i;
-    }
-}
-
-TEST(fragments, ldmatrix_transposed_loads_V) {  // two fragments of B, by rows: B[k][n] = V[k][n]
-  for (int lane = 0; lane < 32; ++lane)
-    for (int i = 0; i < 4; ++i) {
-      const Place got = loaded(ldmatrix_by_rows, lane, i, true), want = b_place(lane, i % 2);
-      EXPECT_EQ(got.row, want.row) << "lane " << lane << ", register " << i;
-      EXPECT_EQ(got.col, want.col + i / 2 * 8) << "lane " << lane << ", register " << i;
+      const Cell b = b_cell(lane, i % 2);
+      ASSERT_EQ(text(loaded(ldmatrix_by_columns, lane, i, false)), text({b.col + i / 2 * 8, b.row}))
+          << text(lane, i) << ": row and column of K";
     }
 }
 
@@ -91,10 +110,10 @@ TEST(swizzle, gives_every_chunk_of_a_row_a_place) {
       std::set<int> places;
       for (int chunk = 0; chunk < chunks; ++chunk) {
         const int place = swizzled(row, chunk);
-        EXPECT_TRUE(place >= 0 && place < chunks) << "row " << row << ", chunk " << chunk;
+        ASSERT_TRUE(place >= 0 && place < chunks) << "row " << row << ", chunk " << chunk;
         places.insert(place);
       }
-      EXPECT_EQ(int(places.size()), chunks) << "row " << row;
+      ASSERT_EQ(int(places.size()), chunks) << "row " << row;
     }
 }
 
@@ -110,8 +129,9 @@ TEST(swizzle, keeps_8_rows_of_a_chunk_in_different_banks) {
   for (int chunks : {8, 16, 32})
     for (int row = 0; row < 64; row += 8)
       for (int chunk = 0; chunk < chunks; ++chunk) {
-        EXPECT_EQ(banks_of_a_column(chunks, row, chunk, true), 8);
-        EXPECT_EQ(banks_of_a_column(chunks, row, chunk, false), 1);  // what it is there for
+        ASSERT_EQ(banks_of_a_column(chunks, row, chunk, false), 1);  // what it is there for
+        ASSERT_EQ(banks_of_a_column(chunks, row, chunk, true), 8)
+            << "chunk " << chunk << " of rows " << row << " to " << row + 7;
       }
 }
 
@@ -120,7 +140,7 @@ TEST(swizzle, keeps_8_chunks_of_a_row_in_different_banks) {  // how tiles are wr
     for (int first = 0; first < 32; first += 8) {
       std::set<int> banks;
       for (int chunk = first; chunk < first + 8; ++chunk) banks.insert(swizzled(row, chunk) % 8);
-      EXPECT_EQ(banks.size(), 8u);
+      ASSERT_EQ(banks.size(), 8u) << "row " << row << ", from chunk " << first << " on";
     }
 }
 
@@ -128,7 +148,19 @@ TEST(swizzle, keeps_8_chunks_of_a_row_in_different_banks) {  // how tiles are wr
 TEST(swizzle, moves_along_a_row_by_an_exclusive_or) {
   for (int row = 0; row < 16; ++row)
     for (int chunk = 0; chunk < 2; ++chunk)
-      for (int x = 0; x < 32; x += 2) EXPECT_EQ(swizzled(row, chunk) ^ x, swizzled(row, chunk + x));
+      for (int x = 0; x < 32; x += 2)
+        ASSERT_EQ(swizzled(row, chunk) ^ x, swizzled(row, chunk + x))
+            << "row " << row << ", chunk " << chunk << " and " << x << " further";
+}
+
+// The hardware's words for it: of the address in bytes, bits 4 to 6 are changed by bits 7 to 9.
+TEST(swizzle, of_a_box_is_the_one_that_the_hardware_knows) {
+  for (int row = 0; row < 128; ++row)
+    for (int chunk = 0; chunk < 8; ++chunk) {
+      const int plain = row * 128 + chunk * 16;
+      ASSERT_EQ(swizzled_chunk(row, chunk) * 2, plain ^ (plain >> 7 & 7) << 4)
+          << "in bytes, of row " << row << ", chunk " << chunk;
+    }
 }
 
 }  // namespace

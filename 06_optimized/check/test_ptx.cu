@@ -119,7 +119,7 @@ __global__ void mma_kernel(const T* Q, const T* K, const T* V, float* S_out, flo
     ldmatrix(q, pointed(0, ldmatrix_by_rows(lane), x));
     ldmatrix(k, pointed(1, ldmatrix_by_columns(lane), x));
     for (int i = 0; i < 4; ++i) {
-      const Place a = a_place(lane, i), b = b_place(lane, i % 2);
+      const Cell a = a_cell(lane, i), b = b_cell(lane, i % 2);
       if (q[i] != pair(Q + a.row * 64 + x + a.col)) atomicAdd(wrong, 1);
       if (k[i] != pair(K + (b.col + i / 2 * 8) * 64 + x + b.row)) atomicAdd(wrong, 1);
     }
@@ -132,7 +132,7 @@ __global__ void mma_kernel(const T* Q, const T* K, const T* V, float* S_out, flo
     std::uint32_t v[4];
     ldmatrix_transposed(v, pointed(2, ldmatrix_by_rows(lane), x));
     for (int i = 0; i < 4; ++i) {
-      const Place b = b_place(lane, i % 2);
+      const Cell b = b_cell(lane, i % 2);
       const T* low = V + b.row * 64 + x + b.col + i / 2 * 8;
       if (v[i] != pair(low[0], low[64])) atomicAdd(wrong, 1);
     }
@@ -140,7 +140,7 @@ __global__ void mma_kernel(const T* Q, const T* K, const T* V, float* S_out, flo
     mma<T>(O[x / 8 + 1], P, v[2], v[3]);
   }
   for (int i = 0; i < 4; ++i) {
-    const Place c = c_place(lane, i / 2);
+    const Cell c = c_cell(lane, i / 2);
     for (int n = 0; n < 2; ++n) S_out[c.row * 16 + 8 * n + c.col + i % 2] = S[n][i];
     for (int n = 0; n < 8; ++n) O_out[c.row * 64 + 8 * n + c.col + i % 2] = O[n][i];
   }

@@ -84,6 +84,7 @@ __global__ void __launch_bounds__(threads) mma_kernel(Problem p, Forward<T> t, f
 
     // (3) S_ij = Q_i K_j^T. K's rows are the columns of the operand, so its pairs lie in memory.
     float S[Bc / 8][4] = {};
+    // [step 06.6: add Q_i K_j^T to S, 16 columns of d at a time (10 lines)]
 #pragma unroll
     for (int x = 0; x < D; x += 16) {
       const T* q = Qi + r0 * D + x + x0;
@@ -94,6 +95,7 @@ __global__ void __launch_bounds__(threads) mma_kernel(Problem p, Forward<T> t, f
         mma<T>(S[j], Q16, pair(k), pair(k + 8));
       }
     }
+    // [end]
 
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
@@ -103,6 +105,7 @@ __global__ void __launch_bounds__(threads) mma_kernel(Problem p, Forward<T> t, f
 
       // (4) m_new = max(m, rowmax S_ij). Scaled later: m and S are Q K^T as it is (scale > 0).
       float m_new = m[i];
+      // [step 06.7: hide what the row does not see; the maximum of this lane's columns (7 lines)]
 #pragma unroll
       for (int j = 0; j < Bc / 8; ++j)
 #pragma unroll
@@ -110,12 +113,14 @@ __global__ void __launch_bounds__(threads) mma_kernel(Problem p, Forward<T> t, f
           if (8 * j + x0 + e % 2 >= n) S[j][e] = -INFINITY;
           m_new = fmaxf(m_new, S[j][e]);
         }
+      // [end]
       m_new = row_max(m_new);
       const float shift = m_new == -INFINITY ? 0 : m_new;  // no weight yet: any finite number
 
       // (5) P_ij = exp(scale (S_ij - m_new));  l = exp(scale (m - m_new)) l + rowsum P_ij
       // Each lane keeps the sum of its own columns; the four are added once, at the end.
       const float rescale = __expf(scale * (m[i] - shift));
+      // [step 06.8: the weights in place of S, and this lane's part of l (8 lines)]
       l[i] *= rescale;
 #pragma unroll
       for (int j = 0; j < Bc / 8; ++j)
@@ -124,6 +129,7 @@ __global__ void __launch_bounds__(threads) mma_kernel(Problem p, Forward<T> t, f
           S[j][e] = __expf(scale * (S[j][e] - shift));
           l[i] += S[j][e];
         }
+      // [end]
       m[i] = m_new;
 
       // (6) O_i = exp(scale (m - m_new)) O_i ...
@@ -135,6 +141,7 @@ __global__ void __launch_bounds__(threads) mma_kernel(Problem p, Forward<T> t, f
     }
 
     // ... + P_ij V_j. Keys 16 c to 16 c + 15 of P are two blocks of S, already where they must be.
+    // [step 06.9: add P_ij V_j to O, 16 keys at a time (12 lines)]
 #pragma unroll
     for (int c = 0; c < Bc / 16; ++c) {
       const float(&left)[4] = S[2 * c], (&right)[4] = S[2 * c + 1];
@@ -148,6 +155,7 @@ __global__ void __launch_bounds__(threads) mma_kernel(Problem p, Forward<T> t, f
         mma<T>(O[y], P, pair(v[0], v[D]), pair(v[8 * D], v[9 * D]));
       }
     }
+    // [end]
   }
 
   // (7) O_i = O_i / l_i;  L_i = scale m_i + log l_i

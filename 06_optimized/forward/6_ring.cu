@@ -119,10 +119,12 @@ __device__ void load(Shared& shared, const Maps& maps, const Problem& p, const P
   Ring<K_stages> k;
   Ring<V_stages> v;
   for (int j = 0; j < blocks; ++j, k.next(), v.next()) {
+    // [step 06.10: bring K_j and V_j, each as soon as its buffer is free (4 lines)]
     wait(&shared.K_free[k.at], k.phase ^ 1);
     bring<Bc>(shared.K[k.at], maps.K, &shared.K_full[k.at], j * Bc, hk, at.b);
     wait(&shared.V_free[v.at], v.phase ^ 1);
     bring<Bc>(shared.V[v.at], maps.V, &shared.V_full[v.at], j * Bc, hk, at.b);
+    // [end]
   }
 }
 
@@ -144,12 +146,14 @@ __device__ void compute(Shared& shared, const Maps& maps, const Problem& p, cons
   for (int j = 0; j < blocks; ++j, k.next(), v.next()) {
     // S_ij = Q_i K_j^T
     float S[Bc / 2];
+    // [step 06.11: when K_j is there, multiply; when S is there, K_j is free (6 lines)]
     wait(&shared.K_full[k.at], k.phase);
     wgmma_fence();
     multiply_transposed<T, D, Br, Bc>(S, shared.Q, shared.K[k.at]);
     wgmma_commit();
     wgmma_wait<0>(S);
     arrive(&shared.K_free[k.at]);
+    // [end]
 
     // P_ij, m, l as ever; O = alpha O
     const int first = j * Bc + 2 * (lane % 4), limit[2] = {visible[0] - first, visible[1] - first};
@@ -160,12 +164,14 @@ __device__ void compute(Shared& shared, const Maps& maps, const Problem& p, cons
     scale_rows(O, alpha);
 
     // O += P_ij V_j
+    // [step 06.12: the same with V_j (6 lines)]
     wait(&shared.V_full[v.at], v.phase);
     wgmma_fence();
     multiply_add<T, Bc>(O, P, shared.V[v.at]);
     wgmma_commit();
     wgmma_wait<0>(O);
     arrive(&shared.V_free[v.at]);
+    // [end]
   }
 
   // O_i = O / l, L_i = m + log l. A row without keys has l = 0: O = 0 and L = -inf.

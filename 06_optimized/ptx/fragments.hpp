@@ -1,22 +1,34 @@
 // Where the numbers of a fragment lie: pure functions, so that they can be tested without a GPU.
-// Kernels use the ones of ldmatrix and the swizzle; a(), b() and c() say what the tensor cores
-// expect, as the PTX manual draws it for m16n8k16.
+// Kernels use the ones of ldmatrix and the swizzle; a_cell, b_cell and c_cell say what the tensor
+// cores expect, as the PTX manual draws it for m16n8k16.
 #pragma once
 #include "common/core/problem.hpp"
 
 namespace fa::optimized {
 
-struct Place {
+struct Cell {
   int row, col;
 };
 
-// Register i of a lane holds a pair: this place and the one a column further, in A [16, 16] and C
-// [16, 8]; a row further in B [16, 8].
-FA_HOST_DEVICE constexpr Place a_place(int lane, int i) {
-  return {lane / 4 + i % 2 * 8, lane % 4 * 2 + i / 2 * 8};
+// Register i of a lane holds a pair: this cell and the one a column further, in C [16, 8] and
+// A [16, 16]; a row further in B [16, 8].
+FA_HOST_DEVICE constexpr Cell c_cell(int lane, int i) { return {lane / 4 + i * 8, lane % 4 * 2}; }
+FA_HOST_DEVICE constexpr Cell a_cell(int lane, int i) {
+  Cell at = {};
+  // [step 06.1: A: like C for registers 0 and 1, then 8 columns further (2 lines)]
+  at.row = lane / 4 + i % 2 * 8;
+  at.col = lane % 4 * 2 + i / 2 * 8;
+  // [end]
+  return at;
 }
-FA_HOST_DEVICE constexpr Place b_place(int lane, int i) { return {lane % 4 * 2 + i * 8, lane / 4}; }
-FA_HOST_DEVICE constexpr Place c_place(int lane, int i) { return {lane / 4 + i * 8, lane % 4 * 2}; }
+FA_HOST_DEVICE constexpr Cell b_cell(int lane, int i) {
+  Cell at = {};
+  // [step 06.2: B: its columns are spread over the lanes as the rows of A are (2 lines)]
+  at.row = lane % 4 * 2 + i * 8;
+  at.col = lane / 4;
+  // [end]
+  return at;
+}
 
 // Which row (of 16) and chunk of 8 columns (of 2) a lane names to ldmatrix, for the 16 x 16 block
 //   of A                                        blocks 0 and 1 one above the other, then 2 and 3
@@ -27,12 +39,34 @@ struct RowChunk {
 };
 FA_HOST_DEVICE constexpr RowChunk ldmatrix_by_rows(int lane) { return {lane % 16, lane / 16}; }
 FA_HOST_DEVICE constexpr RowChunk ldmatrix_by_columns(int lane) {
-  return {lane % 8 + lane / 16 * 8, lane / 8 % 2};
+  RowChunk named = {};
+  // [step 06.3: for K: lane 8 i + r names row r of block i (2 lines)]
+  named.row = lane % 8 + lane / 16 * 8;
+  named.chunk = lane / 8 % 2;
+  // [end]
+  return named;
 }
 
 // Shared memory has 32 banks of 4 bytes; a chunk is 16 bytes, so 8 chunks fill the banks. In rows
 // of 8, 16 or 32 chunks the same chunk of 8 rows lies in the same 4 banks: 8 lanes would wait for
-// each other. With row r's chunk c at place c ^ (r % 8), they lie in 8 different ones.
-FA_HOST_DEVICE constexpr int swizzled(int row, int chunk) { return chunk ^ (row & 7); }
+// each other. Here it lies at another place in each of them, in 8 different groups of 4 banks: its
+// number, with those bits flipped that are set in the last three of the row's number.
+FA_HOST_DEVICE constexpr int swizzled(int row, int chunk) {
+  int place = chunk;
+  // [step 06.4: the place of this chunk in its row (1 line)]
+  place ^= row & 7;
+  // [end]
+  return place;
+}
+
+// Where chunk `chunk` of row `row` begins in a box of 64 columns, counted in numbers of 16 bits.
+// Copy engine and tensor cores of Hopper know this order as the "128-byte swizzle".
+FA_HOST_DEVICE constexpr int swizzled_chunk(int row, int chunk) {
+  int number = 0;
+  // [step 06.5: rows of 64 numbers one after the other, chunks of 8 (1 line)]
+  number = row * 64 + swizzled(row, chunk) * 8;
+  // [end]
+  return number;
+}
 
 }  // namespace fa::optimized

@@ -3,23 +3,18 @@
 // outside the tensor is read as 0 and not written.
 //
 // A tile of R rows and D columns of 16 bits comes as D / 64 boxes of 64 columns, one after the
-// other; a row of a box has 128 bytes, eight chunks of 16. Chunk c of row r lies at place c ^ (r & 7)
-// of the row (the "128-byte swizzle"), so that eight rows of a column lie in different banks.
+// other; a row of a box has 128 bytes, eight chunks of 16. swizzled_chunk() says where they lie.
 #pragma once
 #include <cuda.h>
 
 #include <string>
 
 #include "06_optimized/ptx/barrier.cuh"
+#include "06_optimized/ptx/fragments.hpp"
 #include "common/core/cuda.hpp"
 #include "common/core/tensor.hpp"
 
 namespace fa::optimized {
-
-// The place of chunk `chunk` of row `row` in a box, in elements of 16 bits.
-FA_HOST_DEVICE inline int swizzled_chunk(int row, int chunk) {
-  return row * 64 + ((chunk ^ (row & 7)) * 8);
-}
 
 // ---- host ----
 

@@ -52,11 +52,13 @@ endfunction()
 
 # Stands for tests PREFIX.* that are not built here: shown as skipped, with the reason.
 function(fa_not_built prefix reason label)
+  fa_skipped(${prefix}.not_built "${reason}" ${label})
+endfunction()
+function(fa_skipped test reason labels)
   if(BUILD_TESTING)
-    add_test(NAME ${prefix}.not_built
+    add_test(NAME ${test}
       COMMAND ${CMAKE_COMMAND} -DREASON=${reason} -P ${PROJECT_SOURCE_DIR}/common/cmake/skip.cmake)
-    set_tests_properties(${prefix}.not_built PROPERTIES
-      LABELS ${label} SKIP_REGULAR_EXPRESSION "SKIPPED")
+    set_tests_properties(${test} PROPERTIES LABELS "${labels}" SKIP_REGULAR_EXPRESSION "SKIPPED")
   endif()
 endfunction()
 
@@ -178,34 +180,50 @@ function(fa_stage_mutants stage library variant)
   if(NOT BUILD_TESTING)
     return()
   endif()
-  set(list ${dir}/check/mutants.txt)
-  set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${list})
-  execute_process(COMMAND ${Python3_EXECUTABLE} ${FA_PRACTICE}/mutants.py list ${race} ${list}
-    OUTPUT_VARIABLE lines OUTPUT_STRIP_TRAILING_WHITESPACE COMMAND_ERROR_IS_FATAL ANY)
-  string(REPLACE "\n" ";" lines "${lines}")
+  fa_list_mutants(lines ${race})
   foreach(line IN LISTS lines)
-    string(REPLACE "\t" ";" fields "${line}")
-    list(GET fields 0 mutant)
-    list(GET fields 1 file)
-    list(GET fields 2 killer)
-    set(mutated ${CMAKE_CURRENT_BINARY_DIR}/mutants/${mutant}/${file})
-    add_custom_command(OUTPUT ${mutated}
-      COMMAND ${Python3_EXECUTABLE} ${FA_PRACTICE}/mutants.py
-              apply ${list} ${mutant} ${dir} -o ${mutated}
-      DEPENDS ${list} ${dir}/${file} ${FA_PRACTICE}/mutants.py VERBATIM)
+    fa_mutant("${line}")
     fa_stage_tests(${stage}_mutant_${mutant} ${library} "${variant}" ${file} ${mutated})
     add_dependencies(${stage}_all ${stage}_mutant_${mutant})
     if(race)
       set(test ${stage}.race.${mutant})
       add_test(NAME ${test} COMMAND ${Python3_EXECUTABLE} ${FA_PRACTICE}/mutants.py
         race $<TARGET_FILE:${stage}_mutant_${mutant}> ${killer} ${mutated})
+      set_tests_properties(${test} PROPERTIES LABELS "${stage};mutant" SKIP_RETURN_CODE 77)
     else()
-      set(test ${stage}.mutant.${mutant})
-      add_test(NAME ${test} COMMAND ${Python3_EXECUTABLE} ${FA_PRACTICE}/mutants.py
-        verdict $<TARGET_FILE:${stage}_mutant_${mutant}> ${killer})
+      fa_judge_mutant(${stage} ${mutant} ${killer})
     endif()
-    set_tests_properties(${test} PROPERTIES LABELS "${stage};mutant" SKIP_RETURN_CODE 77)
   endforeach()
+endfunction()
+
+# A line for each mutant of the stage.
+function(fa_list_mutants result)
+  set(list ${CMAKE_CURRENT_SOURCE_DIR}/check/mutants.txt)
+  set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${list})
+  execute_process(COMMAND ${Python3_EXECUTABLE} ${FA_PRACTICE}/mutants.py list ${ARGN} ${list}
+    OUTPUT_VARIABLE lines OUTPUT_STRIP_TRAILING_WHITESPACE COMMAND_ERROR_IS_FATAL ANY)
+  string(REPLACE "\n" ";" lines "${lines}")
+  set(${result} "${lines}" PARENT_SCOPE)
+endfunction()
+
+# In the caller: ${mutant}, the ${file} it changes, the test ${killer}, and ${mutated}, made when built.
+macro(fa_mutant line)
+  string(REPLACE "\t" ";" fields "${line}")
+  list(GET fields 0 mutant)
+  list(GET fields 1 file)
+  list(GET fields 2 killer)
+  set(mutated ${CMAKE_CURRENT_BINARY_DIR}/mutants/${mutant}/${file})
+  add_custom_command(OUTPUT ${mutated}
+    COMMAND ${Python3_EXECUTABLE} ${FA_PRACTICE}/mutants.py apply
+            ${CMAKE_CURRENT_SOURCE_DIR}/check/mutants.txt ${mutant} ${CMAKE_CURRENT_SOURCE_DIR} -o ${mutated}
+    DEPENDS check/mutants.txt ${file} ${FA_PRACTICE}/mutants.py VERBATIM)
+endmacro()
+
+# stageNN.mutant.NAME, of the program stageNN_mutant_NAME
+function(fa_judge_mutant stage mutant killer)
+  add_test(NAME ${stage}.mutant.${mutant} COMMAND ${Python3_EXECUTABLE} ${FA_PRACTICE}/mutants.py
+    verdict $<TARGET_FILE:${stage}_mutant_${mutant}> ${killer})
+  set_tests_properties(${stage}.mutant.${mutant} PROPERTIES LABELS "${stage};mutant" SKIP_RETURN_CODE 77)
 endfunction()
 
 # The tests on the reader's own files, and on the one with a planted mistake.
@@ -243,21 +261,13 @@ endfunction()
 # The stage's tests, linked with `replacements` in place of the lesson files `replaced`.
 function(fa_stage_tests target library variant replaced replacements)
   set(objects $<TARGET_OBJECTS:${library}_check> $<TARGET_OBJECTS:${library}_entry>)
-  set(under_test)
   foreach(file IN LISTS S_LESSON)
     if(NOT file IN_LIST replaced)
       get_filename_component(stem ${file} NAME_WE)
       list(APPEND objects $<TARGET_OBJECTS:${library}_${stem}>)
     endif()
   endforeach()
-  foreach(file IN LISTS replacements)
-    file(RELATIVE_PATH file ${PROJECT_SOURCE_DIR} ${file})
-    list(APPEND under_test ${file})
-  endforeach()
-  list(JOIN under_test ", " FA_UNDER_TEST)
-  set(banner ${CMAKE_CURRENT_BINARY_DIR}/${target}_under_test.cpp)
-  file(CONFIGURE OUTPUT ${banner} @ONLY
-    CONTENT "extern const char* const fa_under_test;\nconst char* const fa_under_test = \"@FA_UNDER_TEST@\";\n")
+  fa_under_test(banner ${target} "${replacements}")
   if(replacements)
     fa_stage_object(${target}_object "${variant}" ${replacements})
     # A reader waits for this compilation after every save.
@@ -272,6 +282,20 @@ function(fa_stage_tests target library variant replaced replacements)
     target_link_libraries(${target} PRIVATE fa_cuda)
     set_target_properties(${target} PROPERTIES LINKER_LANGUAGE CXX)
   endif()
+endfunction()
+
+# The source file that lets a test program say which files it tests in place of the lesson's.
+function(fa_under_test result target replacements)
+  set(under_test)
+  foreach(file IN LISTS replacements)
+    file(RELATIVE_PATH file ${PROJECT_SOURCE_DIR} ${file})
+    list(APPEND under_test ${file})
+  endforeach()
+  list(JOIN under_test ", " FA_UNDER_TEST)
+  set(banner ${CMAKE_CURRENT_BINARY_DIR}/${target}_under_test.cpp)
+  file(CONFIGURE OUTPUT ${banner} @ONLY
+    CONTENT "extern const char* const fa_under_test;\nconst char* const fa_under_test = \"@FA_UNDER_TEST@\";\n")
+  set(${result} ${banner} PARENT_SCOPE)
 endfunction()
 
 function(fa_print_summary)

@@ -20,12 +20,13 @@ def hidden(stage: Path) -> Mutant:
     return find(stage / "check" / "mutants.txt", name)
 
 
-def start(stage: Path, seed: int | None) -> None:
+def start(stage: Path, seed: int | None, without_kernels: bool) -> None:
     if (stage / "hunt").exists():
         mutant = hidden(stage)
         print("The hunt goes on.")
     else:
-        mutants = [m for m in parse(stage / "check" / "mutants.txt") if not m.race_only]
+        mutants = [m for m in parse(stage / "check" / "mutants.txt") if not m.race_only
+                   and not (without_kernels and m.source.endswith(".cu"))]
         if not mutants:
             raise Bad(f"{stage.name}/check/mutants.txt: lists no mutant; hunt in another stage")
         mutant = random.Random(seed).choice(mutants)
@@ -66,10 +67,12 @@ def main() -> int:
     parser.add_argument("command", choices=("start", "reveal", "reset"))
     parser.add_argument("stage", type=Path)
     parser.add_argument("--seed", type=int, help="start: choose the same mutant each time")
+    parser.add_argument("--without-kernels", action="store_true",
+                        help="start: only a mutant that is found without a GPU")
     args = parser.parse_args()
     stage = stage_of(args.stage)
     if args.command == "start":
-        start(stage, args.seed)
+        start(stage, args.seed, args.without_kernels)
     else:
         {"reveal": reveal, "reset": reset}[args.command](stage)
     return 0

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Callable, Iterator, NoReturn
 
 SUFFIXES = (".cpp", ".cu", ".hpp", ".cuh")
-FOLDERS = (".", "fast", "forward", "backward")      # of a stage, where lessons and chapters lie
+FOLDERS = (".", "fast", "ptx", "forward", "backward")   # of a stage: where lessons and chapters lie
 STAGE = re.compile(r"\d\d_\w+")
 MARK = re.compile(r"//\s*\[(?:step\b|quote\b|end\]|end quote\])")
 FORM = re.compile(r"// \[(?:step (?P<step>\d\d\.\d+): .+ \((?P<count>[1-9]\d*) lines?\)"

@@ -148,6 +148,9 @@ def main() -> int:
     listing = commands.add_parser("list", help="print name, source and test, tab-separated")
     listing.add_argument("race", nargs="?", choices=["race"], help="only those without a barrier")
     listing.add_argument("file", type=Path)
+    every = commands.add_parser("check", help="fail unless every mutant can be applied")
+    every.add_argument("file", type=Path)
+    every.add_argument("source_dir", type=Path)
     one = commands.add_parser("apply", help="write the mutated source")
     one.add_argument("file", type=Path)
     one.add_argument("name")
@@ -167,6 +170,10 @@ def main() -> int:
             if not removes_barrier(m) if args.race else m.race_only:
                 continue
             print(m.name, m.source, m.kills, sep="\t")
+        return 0
+    if args.command == "check":
+        for m in parse(args.file):
+            apply(m, args.source_dir)
         return 0
     if args.command == "apply":
         lines, _ = apply(find(args.file, args.name), args.source_dir)

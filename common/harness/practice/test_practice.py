@@ -142,6 +142,11 @@ class Practice(unittest.TestCase):
         self.assertIn("exercise/online.cpp not in step", self.marks(1, "check"))
         second.unlink()
         self.assertIn("delete it", self.marks(1, "check"))
+        (self.stage / "exercise/fast/a.cpp").unlink()
+        self.put("ptx/a.hpp", "constexpr int f(int x) {\n  int y = 0;\n  // [step 02.2: y (1 line)]\n"
+                              "  y = x ^ 1;\n  // [end]\n  return y;\n}\n")
+        self.marks(0, "write")
+        self.assertIn("0;\n  // TODO 02.2: y (1 line)\n  return", self.get("exercise/ptx/a.hpp"))
 
     def test_quotations(self) -> None:
         chapter = ("a\n<!-- quote 02.1 -->\n```cpp\nold\n```\n<!-- end -->\nb\n"
@@ -172,6 +177,8 @@ class Practice(unittest.TestCase):
         self.apply(0, "no_rescale")
         self.assertIn("    const T seen = std::max(m, x[j]);\n    if (true)\n      m = seen;\n"
                       "    // [step", self.get("out.cpp"))
+        check = ("mutants.py", "check", file, self.stage)
+        self.call(0, *check)
         self.apply(0, "no_sum")
         self.assertNotIn("l +=", self.get("out.cpp"))
         self.assertIn("no mutant x", self.apply(1, "x"))
@@ -190,6 +197,7 @@ class Practice(unittest.TestCase):
             self.put("check/mutants.txt", MUTANTS.replace(was, now))
             with self.subTest(reason):
                 self.assertIn(reason, self.apply(1, "no_rescale"))
+                self.assertIn(reason, self.call(1, *check))
 
     def test_verdict(self) -> None:
         for script, code, line in (
@@ -235,6 +243,13 @@ class Practice(unittest.TestCase):
             hunt(0, "reset")
             self.assertFalse((self.stage / "hunt").exists())
         self.assertEqual(len(names), 2)
+        kernels = MUTANTS.replace("no_rescale: online.cpp", "no_rescale: online.cu")
+        self.put("check/mutants.txt", kernels)
+        for seed in range(8):
+            self.assertIn("sum is empty", hunt(0, "start", "--seed", str(seed), "--without-kernels"))
+            hunt(0, "reset")
+        self.put("check/mutants.txt", kernels.split("\n\n")[0] + "\n")
+        self.assertIn("no mutant", hunt(1, "start", "--without-kernels"))
         (self.stage / "hunt").symlink_to(self.stage / "check")
         hunt(1, "reset")
         self.assertTrue((self.stage / "check/mutants.txt").exists())

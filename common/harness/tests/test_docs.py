@@ -1,4 +1,4 @@
-"""Links lead somewhere, marks, skeletons and quotations are in step, and no line is too long."""
+"""Links lead somewhere; marks, skeletons, quotations and mutants are in step; no line is too long."""
 
 import re
 import subprocess
@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[3]
-MARKS = ROOT / "common" / "harness" / "practice" / "marks.py"
+PRACTICE = ROOT / "common" / "harness" / "practice"
 LINK = re.compile(r"\]\(([^)#\s]+)(#[^)\s]*)?\)")
 
 
@@ -34,9 +34,10 @@ def main() -> int:
     problems = [problem for page in pages() for problem in broken_links(page)] + long_lines()
     for cmake in sorted(ROOT.glob("0?_*/CMakeLists.txt")):
         stage = cmake.parent
-        check = subprocess.run([sys.executable, MARKS, "check", stage], capture_output=True, text=True)
-        if check.returncode:
-            problems.append(check.stderr.strip())
+        for tool, *args in (("marks.py", stage), ("mutants.py", stage / "check" / "mutants.txt", stage)):
+            check = subprocess.run([sys.executable, PRACTICE / tool, "check", *args], capture_output=True, text=True)
+            if check.returncode:
+                problems.append(check.stderr.strip())
         text = re.sub(r"```.*?```|^\|[^\n]*$", "", (stage / "README.md").read_text(encoding="utf-8"), flags=re.DOTALL | re.M)
         words = len(text.split())
         if words > 3000:  # about 2,500 of running text, with hints and answers; tables and code not counted

@@ -18,8 +18,8 @@ expect 2 "unknown stage '99'" ./learn test 99
 expect 2 "unknown stage '1'" ./learn test 1
 expect 2 "one stage or none" ./learn test 00 01
 expect 2 "needs a stage" ./learn bench
-expect 2 "stage 06 has no exercise" ./learn practice 06
-expect 2 "stage 06 has no planted mistakes" ./learn hunt 06
+expect 2 "no skeleton 06_optimized/exercise/2_cp_async.cu" ./learn practice 06 2_cp_async.cu
+expect 2 "no skeleton 06_optimized/exercise/mma.cu; there are: forward/1_mma.cu" ./learn practice 06 mma.cu
 expect 2 "no option '--fast'" ./learn charts --fast
 expect 2 "unknown stage '7'" ./learn charts 7
 expect 2 "no option '--solve'" ./learn hunt 00 --solve

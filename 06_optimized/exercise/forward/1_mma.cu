@@ -1,0 +1,152 @@
+// Generated from ../../forward/1_mma.cu. To fill in the TODOs: ./learn practice 06
+// Tensor cores. Stage 04's register tiles end at what fp32 arithmetic can do. An mma.sync of a
+// warp is 2048 multiply-adds in one instruction, of operands in fp16 or bf16, summed in fp32.
+//
+//   a block     64 queries, 4 warps; it passes over the keys in tiles of 64
+//   a warp      16 rows of Q_i: S_ij is 16 x 64, O_i is 16 x d, both in its registers
+//   a thread    of every 16 x 8 block of S or O: rows lane / 4 and lane / 4 + 8,
+//               columns 2 (lane % 4) and the next. [8] blocks of [4] numbers are its share of S
+//
+// What the idea rests on: two neighbouring 16 x 8 blocks of S = Q K^T lie in the registers just as
+// the 16 x 16 operand of P V must. P never leaves its thread; 04's tile of P in shared memory and
+// a barrier are gone. What should change: the arithmetic, by more than ten. What should limit it
+// now: shared memory, since rows of a power of two put 8 of the lanes' reads into one bank.
+#include "06_optimized/optimized.hpp"
+#include "06_optimized/ptx/mma.cuh"
+
+namespace fa::optimized {
+namespace {
+
+constexpr int warps = 4, threads = 32 * warps;
+constexpr int Br = 16 * warps;  // 64 queries in a tile
+constexpr int Bc = 64;          // 64 keys in a tile
+
+// Q_i, K_j and V_j
+template <int D>
+constexpr std::size_t shared_bytes = (Br + 2 * Bc) * D * 2;
+
+// tile[r][x] = X[first + r][x] for r < rows, 0 beyond: 0 * NaN is NaN, so that P = 0 would not
+// keep out what lies behind the last key. A thread copies eight numbers, 16 bytes, at a time.
+template <int D, class T>
+__device__ void load(T* tile, const Rows<const T>& X, std::int64_t first, int rows) {
+  constexpr int chunks = D / 8, at_once = threads / chunks;
+  const int r0 = threadIdx.x / chunks, chunk = threadIdx.x % chunks;
+  const T* from = X[first + r0] + 8 * chunk;
+#pragma unroll
+  for (int r = r0; r < r0 + 64; r += at_once) {
+    uint4 eight = make_uint4(0, 0, 0, 0);
+    if (r < rows) eight = *reinterpret_cast<const uint4*>(from);
+    *reinterpret_cast<uint4*>(tile + r * D + 8 * chunk) = eight;
+    from += at_once * X.stride;
+  }
+}
+
+// Combines the 4 lanes that share a row.
+__device__ float row_max(float x) {
+  for (int bits = 2; bits > 0; bits /= 2) x = fmaxf(x, __shfl_xor_sync(0xffffffff, x, bits));
+  return x;
+}
+__device__ float row_sum(float x) {
+  for (int bits = 2; bits > 0; bits /= 2) x += __shfl_xor_sync(0xffffffff, x, bits);
+  return x;
+}
+
+template <int D, class T>
+__global__ void __launch_bounds__(threads) mma_kernel(Problem p, Forward<T> t, float scale) {
+  T* Qi = dynamic_shared<T>();  // [Br, D]
+  T* Kj = Qi + Br * D;          // [Bc, D]
+  T* Vj = Kj + Bc * D;          // [Bc, D]
+
+  const int lane = threadIdx.x % 32;
+  const int r0 = threadIdx.x / 32 * 16 + lane / 4;  // this thread's rows of the tile: r0, r0 + 8
+  const int x0 = lane % 4 * 2;                      // and its columns of a block: x0, x0 + 1
+  const std::int64_t tiles = (p.Nq + Br - 1) / Br, head = blockIdx.x / tiles;
+  const std::int64_t b = head / p.Hq, h = head % p.Hq, hk = p.key_head(h);
+  const std::int64_t i0 = (tiles - 1 - blockIdx.x % tiles) * Br;  // the longest rows first
+  const int rows = int(min(std::int64_t(Br), p.Nq - i0));
+  const Mask mask(p, b);
+  const auto K = t.K.rows(b, hk, p.Nk, D), V = t.V.rows(b, hk, p.Nk, D);
+
+  load<D>(Qi, t.Q.rows(b, h, p.Nq, D), i0, rows);
+
+  // (1) O_i = 0, l_i = 0, m_i = -infinity, of two rows
+  float m[2] = {-INFINITY, -INFINITY}, l[2] = {}, O[D / 8][4] = {};
+
+  // The last row of the tile sees most: tiles of keys beyond that are skipped, not masked.
+  const std::int64_t end = mask.visible_keys(i0 + rows - 1);
+  for (std::int64_t j0 = 0; j0 < end; j0 += Bc) {
+    const int cols = int(min(std::int64_t(Bc), end - j0));
+    __syncthreads();  // K and V of the tile before are no longer read
+    // (2) load K_j and V_j
+    load<D>(Kj, K, j0, cols);
+    load<D>(Vj, V, j0, cols);
+    __syncthreads();  // both, and before the first tile Q_i, are complete
+
+    // (3) S_ij = Q_i K_j^T. K's rows are the columns of the operand, so its pairs lie in memory.
+    float S[Bc / 8][4] = {};
+    // TODO 06.6: add Q_i K_j^T to S, 16 columns of d at a time (10 lines)
+
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      // Of this tile the row sees keys below n: all Bc of them before the diagonal and the end.
+      const std::int64_t visible = mask.visible_keys(i0 + r0 + 8 * i) - j0;
+      const int n = int(max(std::int64_t(0), min(std::int64_t(Bc), visible)));
+
+      // (4) m_new = max(m, rowmax S_ij). Scaled later: m and S are Q K^T as it is (scale > 0).
+      float m_new = m[i];
+      // TODO 06.7: hide what the row does not see; the maximum of this lane's columns (7 lines)
+      m_new = row_max(m_new);
+      const float shift = m_new == -INFINITY ? 0 : m_new;  // no weight yet: any finite number
+
+      // (5) P_ij = exp(scale (S_ij - m_new));  l = exp(scale (m - m_new)) l + rowsum P_ij
+      // Each lane keeps the sum of its own columns; the four are added once, at the end.
+      const float rescale = __expf(scale * (m[i] - shift));
+      // TODO 06.8: the weights in place of S, and this lane's part of l (8 lines)
+      m[i] = m_new;
+
+      // (6) O_i = exp(scale (m - m_new)) O_i ...
+#pragma unroll
+      for (int y = 0; y < D / 8; ++y) {
+        O[y][2 * i] *= rescale;
+        O[y][2 * i + 1] *= rescale;
+      }
+    }
+
+    // ... + P_ij V_j. Keys 16 c to 16 c + 15 of P are two blocks of S, already where they must be.
+    // TODO 06.9: add P_ij V_j to O, 16 keys at a time (12 lines)
+  }
+
+  // (7) O_i = O_i / l_i;  L_i = scale m_i + log l_i
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const int r = r0 + 8 * i;
+    l[i] = row_sum(l[i]);
+    if (r >= rows) continue;
+    const float inverse = l[i] == 0 ? 0 : 1 / l[i];
+    T* o = t.O.at(b, h, i0 + r) + x0;
+#pragma unroll
+    for (int y = 0; y < D / 8; ++y)
+      *reinterpret_cast<std::uint32_t*>(o + 8 * y) =
+          rounded_pair<T>(O[y][2 * i] * inverse, O[y][2 * i + 1] * inverse);
+    if (t.LSE && x0 == 0) t.LSE[head * p.Nq + i0 + r] = scale * m[i] + logf(l[i]);
+  }
+}
+
+template <int D, class T>
+void launch(const Problem& p, const Forward<T>& t, float scale, cudaStream_t stream) {
+  const auto mma = mma_kernel<D, T>;
+  allow_shared_memory(mma, shared_bytes<D>);
+  const std::int64_t blocks = p.B * p.Hq * ((p.Nq + Br - 1) / Br);
+  FA_LAUNCH(mma, dim3(unsigned(blocks)), dim3(threads), shared_bytes<D>, stream, p, t, scale);
+}
+
+}  // namespace
+
+template <class T>
+void launch_mma(const Problem& p, const Forward<T>& t, float scale, cudaStream_t stream) {
+  (p.d == 64 ? launch<64, T> : launch<128, T>)(p, t, scale, stream);
+}
+template void launch_mma(const Problem&, const Forward<__half>&, float, cudaStream_t);
+template void launch_mma(const Problem&, const Forward<__nv_bfloat16>&, float, cudaStream_t);
+
+}  // namespace fa::optimized

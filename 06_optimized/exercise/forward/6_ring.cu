@@ -1,0 +1,238 @@
+// Generated from ../../forward/6_ring.cu. To fill in the TODOs: ./learn practice 06
+// Rung 6: a ring of buffers. A barrier for each buffer says "full", another "free", and a warp of
+// its own does nothing but bring tiles.
+//
+// The idea: rung 5 asks for a tile when it needs it. Here the loader runs ahead: it waits until a
+// buffer is free, asks TMA to fill it, goes on to the next. The warpgroup that
+// computes waits until a buffer is full, uses it, says that it is free. The loop has no
+// __syncthreads any more, and K and V have barriers of their own: K_j is free again while V_j is still to be used.
+//
+// What should change: the time of a copy disappears behind the work on the tile before. The softmax
+// still stands between two products.
+#include "06_optimized/optimized.hpp"
+#include "06_optimized/ptx/mma.cuh"
+#include "06_optimized/ptx/tma.cuh"
+#include "06_optimized/ptx/wgmma.cuh"
+
+namespace fa::optimized {
+namespace {
+
+using T = __nv_bfloat16;
+
+constexpr int D = 128, Br = 64, Bc = 128;
+constexpr int K_stages = 2, V_stages = 1;  // 112 KiB: two blocks share an SM
+constexpr int threads = 128 + 32;          // a warpgroup that computes, a warp that loads
+
+struct Shared {
+  alignas(1024) T Q[Br * D], K[K_stages][Bc * D], V[V_stages][Bc * D];
+  Barrier Q_full, K_full[K_stages], K_free[K_stages], V_full[V_stages], V_free[V_stages];
+};
+
+// ---- the softmax of a tile; a thread's rows are r = 0 (lane / 4) and r = 1 (8 below) ----
+
+// S_ij = -inf where row i does not see key j; limit[r] counts visible columns from the thread's
+// first.
+__device__ void hide(float (&S)[Bc / 2], const int (&limit)[2]) {
+#pragma unroll
+  for (int i = 0; i < Bc / 2; ++i)
+    if (8 * (i / 4) + i % 2 >= limit[i / 2 % 2]) S[i] = -INFINITY;
+}
+
+// m = max(m, max_j S_ij), alpha = 2^(c (m_before - m)). m is before scaling, mc = c m after it.
+__device__ void new_maximum(const float (&S)[Bc / 2], float c, float (&m)[2], float (&mc)[2],
+                            float (&alpha)[2]) {
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    float even = fmaxf(m[r], S[2 * r]), odd = S[2 * r + 1];
+#pragma unroll
+    for (int i = 4 + 2 * r; i < Bc / 2; i += 4) {
+      even = fmaxf(even, S[i]);
+      odd = fmaxf(odd, S[i + 1]);
+    }
+    float largest = fmaxf(even, odd);
+    largest = fmaxf(largest, __shfl_xor_sync(0xffffffff, largest, 1));
+    largest = fmaxf(largest, __shfl_xor_sync(0xffffffff, largest, 2));
+    // A row that has seen nothing yet: any finite number will do, its weights are 2^-inf = 0.
+    mc[r] = largest == -INFINITY ? 0 : largest * c;
+    alpha[r] = ex2(fmaf(m[r], c, -mc[r]));
+    m[r] = largest;
+  }
+}
+
+// P_ij = 2^(c S_ij - mc) in place of S, l = alpha l + sum_j P_ij
+__device__ void weights(float (&S)[Bc / 2], float c, const float (&mc)[2], const float (&alpha)[2],
+                        float (&l)[2]) {
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    float even = l[r] * alpha[r], odd = 0;
+#pragma unroll
+    for (int i = 2 * r; i < Bc / 2; i += 4) {
+      S[i] = ex2(fmaf(S[i], c, -mc[r]));
+      S[i + 1] = ex2(fmaf(S[i + 1], c, -mc[r]));
+      even += S[i];
+      odd += S[i + 1];
+    }
+    l[r] = even + odd;
+  }
+}
+
+// The weights as A of the next product: they stay where they are.
+__device__ void round_to(std::uint32_t (&P)[Bc / 16][4], const float (&S)[Bc / 2]) {
+#pragma unroll
+  for (int j = 0; j < Bc / 16; ++j)
+#pragma unroll
+    for (int k = 0; k < 4; ++k) P[j][k] = rounded_pair<T>(S[8 * j + 2 * k], S[8 * j + 2 * k + 1]);
+}
+
+__device__ void scale_rows(float (&O)[D / 2], const float (&factor)[2]) {
+#pragma unroll
+  for (int i = 0; i < D / 2; ++i) O[i] *= factor[i / 2 % 2];
+}
+
+struct Maps {
+  CUtensorMap Q, K, V, O;
+};
+
+// Asks for a tile of `rows` rows, from row `first` of head h on.
+template <int rows>
+__device__ void bring(T* tile, const CUtensorMap& map, Barrier* full, int first, int h, int b) {
+  arrive_expecting(full, rows * D * int(sizeof(T)));
+#pragma unroll
+  for (int x = 0; x < D; x += 64) tma_load(tile + x * rows, map, full, x, first, h, b);
+}
+
+// The tile of queries of this block, the longest rows first.
+struct Place {
+  int b, h, i0, rows;
+  __device__ explicit Place(const Problem& p) {
+    const int tiles = int((p.Nq + Br - 1) / Br), head = blockIdx.x / tiles;
+    b = head / int(p.Hq);
+    h = head % int(p.Hq);
+    i0 = (tiles - 1 - blockIdx.x % tiles) * Br;
+    rows = min(Br, int(p.Nq) - i0);
+  }
+};
+
+__device__ void load(Shared& shared, const Maps& maps, const Problem& p, const Place& at,
+                     int blocks) {
+  const int hk = int(p.key_head(at.h));
+  bring<Br>(shared.Q, maps.Q, &shared.Q_full, at.i0, at.h, at.b);
+  Ring<K_stages> k;
+  Ring<V_stages> v;
+  for (int j = 0; j < blocks; ++j, k.next(), v.next()) {
+    // TODO 06.10: bring K_j and V_j, each as soon as its buffer is free (4 lines)
+  }
+}
+
+__device__ void compute(Shared& shared, const Maps& maps, const Problem& p, const Forward<T>& t,
+                        const Place& at, float scale) {
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const int row = 16 * warp + lane / 4;  // of the tile; the other is 8 below
+  const Mask mask(p, at.b);
+  const int visible[2] = {int(mask.visible_keys(at.i0 + min(row, at.rows - 1))),
+                          int(mask.visible_keys(at.i0 + min(row + 8, at.rows - 1)))};
+  const int blocks = max(1, (int(mask.visible_keys(at.i0 + at.rows - 1)) + Bc - 1) / Bc);
+  const float c = scale * 1.4426950408889634f;  // exp(scale x) = 2^(c x)
+
+  float O[D / 2] = {}, m[2] = {-INFINITY, -INFINITY}, l[2] = {0, 0}, mc[2], alpha[2];
+  std::uint32_t P[Bc / 16][4];
+  wait(&shared.Q_full, 0);
+  Ring<K_stages> k;
+  Ring<V_stages> v;
+  for (int j = 0; j < blocks; ++j, k.next(), v.next()) {
+    // S_ij = Q_i K_j^T
+    float S[Bc / 2];
+    // TODO 06.11: when K_j is there, multiply; when S is there, K_j is free (6 lines)
+
+    // P_ij, m, l as ever; O = alpha O
+    const int first = j * Bc + 2 * (lane % 4), limit[2] = {visible[0] - first, visible[1] - first};
+    if (visible[0] < (j + 1) * Bc) hide(S, limit);
+    new_maximum(S, c, m, mc, alpha);
+    weights(S, c, mc, alpha, l);
+    round_to(P, S);
+    scale_rows(O, alpha);
+
+    // O += P_ij V_j
+    // TODO 06.12: the same with V_j (6 lines)
+  }
+
+  // O_i = O / l, L_i = m + log l. A row without keys has l = 0: O = 0 and L = -inf.
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    l[r] += __shfl_xor_sync(0xffffffff, l[r], 1);
+    l[r] += __shfl_xor_sync(0xffffffff, l[r], 2);
+    if (t.LSE && lane % 4 == 0 && row + 8 * r < at.rows)
+      t.LSE[(at.b * p.Hq + at.h) * p.Nq + at.i0 + row + 8 * r] =
+          l[r] == 0 ? -INFINITY : m[r] * scale + __logf(l[r]);
+    const float inverse = 1 / l[r];
+#pragma unroll
+    for (int i = 2 * r; i < D / 2; i += 4) {
+      O[i] = l[r] == 0 ? 0 : O[i] * inverse;
+      O[i + 1] = l[r] == 0 ? 0 : O[i + 1] * inverse;
+    }
+  }
+
+  // A warp's 16 rows leave by themselves, through what was the tile of Q.
+  T* Oi = shared.Q + 16 * warp * 64;
+#pragma unroll
+  for (int x = 0; x < D / 16; ++x) {
+    std::uint32_t fragment[4];
+#pragma unroll
+    for (int k = 0; k < 4; ++k)
+      fragment[k] = rounded_pair<T>(O[8 * x + 2 * k], O[8 * x + 2 * k + 1]);
+    stmatrix(Oi + x / 4 * Br * 64 + swizzled_chunk(lane % 16, 2 * (x % 4) + lane / 16), fragment);
+  }
+  fence_async();
+  __syncwarp();
+  if (lane == 0) {
+#pragma unroll
+    for (int x = 0; x < D; x += 64)
+      tma_store(maps.O, Oi + x * Br, x, at.i0 + 16 * warp, at.h, at.b);
+    tma_commit();
+    tma_wait_read();
+  }
+}
+
+__global__ void __launch_bounds__(threads)
+    ring_kernel(const __grid_constant__ Maps maps, const __grid_constant__ Problem p,
+                const __grid_constant__ Forward<T> t, float scale) {
+  extern __shared__ __align__(1024) unsigned char memory[];
+  auto& shared = *reinterpret_cast<Shared*>(memory);
+  if (threadIdx.x == 0) {
+    init(&shared.Q_full, 1);
+    for (int i = 0; i < K_stages; ++i) {
+      init(&shared.K_full[i], 1);
+      init(&shared.K_free[i], 128);  // every thread says so
+    }
+    for (int i = 0; i < V_stages; ++i) {
+      init(&shared.V_full[i], 1);
+      init(&shared.V_free[i], 128);
+    }
+    fence_barriers();
+  }
+  __syncthreads();
+  const Place at(p);
+  if (threadIdx.x < 128) {
+    compute(shared, maps, p, t, at, scale);
+  } else if (elected()) {
+    const int seen = int(Mask(p, at.b).visible_keys(at.i0 + at.rows - 1));
+    load(shared, maps, p, at, max(1, (seen + Bc - 1) / Bc));
+  }
+}
+
+}  // namespace
+
+template <class T>
+void launch_ring(const Problem& p, const Forward<T>& t, float scale, cudaStream_t stream) {
+  if (p.Nk == 0) return launch_swizzle(p, t, scale, stream);  // TMA knows no empty tensor
+  const Maps maps = {
+      tensor_map(t.Q, p.B, p.Hq, p.Nq, D, Br), tensor_map(t.K, p.B, p.Hkv, p.Nk, D, Bc),
+      tensor_map(t.V, p.B, p.Hkv, p.Nk, D, Bc), tensor_map(t.O, p.B, p.Hq, p.Nq, D, 16)};
+  allow_shared_memory(ring_kernel, sizeof(Shared));
+  const std::int64_t blocks = p.B * p.Hq * ((p.Nq + Br - 1) / Br);
+  FA_LAUNCH(ring_kernel, dim3(unsigned(blocks)), dim3(threads), sizeof(Shared), stream, maps, p, t,
+            scale);
+}
+template void launch_ring(const Problem&, const Forward<__nv_bfloat16>&, float, cudaStream_t);
+
+}  // namespace fa::optimized
