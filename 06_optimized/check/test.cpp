@@ -186,6 +186,18 @@ TEST_F(Gpu, MoreHeadsThanAGridHasAlongY) {
   }
 }
 
+// Rows at multiples of 16 bytes whose last chunk of 16 is not full: what is behind d is not ours.
+TEST_F(Gpu, WritesNothingBehindTheLastColumn) {
+  for (Int d : {1, 7, 59, 100, 129, 250})
+    for (Kernel kernel : {Kernel::fa2, Kernel::best}) {
+      Spec s = spec(70, 90, d, Causal::top_left);
+      s.layout.gap = 16 - d % 8;
+      ForwardCase<bf16> c(s, true);
+      run(c, kernel);
+      EXPECT_EQ(c.verdict(), "") << "d = " << d;  // with the canaries in the gaps
+    }
+}
+
 // Two calls at once, on two streams, each with a scratch of its own.
 TEST_F(Gpu, UsesTheStreamThatItIsGiven) {
   ForwardCase<bf16> c(spec(1000, 1000, 64, Causal::top_left), true);

@@ -438,7 +438,7 @@ void launch(const Problem& p, const Forward<T>& t, float scale, unsigned* taken,
 template <class T>
 void launch_hopper(const Problem& p, const Forward<T>& t, float scale, unsigned* taken,
                    cudaStream_t stream) {
-  const bool maps = p.Nk > 0 && has_tensor_map(t.Q, p.B, p.Hq, p.Nq) &&
+  const bool maps = p.Nk > 0 && p.d % 8 == 0 && has_tensor_map(t.Q, p.B, p.Hq, p.Nq) &&
                     has_tensor_map(t.K, p.B, p.Hkv, p.Nk) &&
                     has_tensor_map(t.V, p.B, p.Hkv, p.Nk) && has_tensor_map(t.O, p.B, p.Hq, p.Nq);
   const auto run = [&](auto launch) { launch(p, t, scale, taken, stream); };

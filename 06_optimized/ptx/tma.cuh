@@ -75,6 +75,8 @@ __device__ inline void tma_load(void* to, const CUtensorMap& map, Barrier* full,
         "r"(b)
       : "memory");
 }
+// What lies outside the tensor is not written, if d is a multiple of 8: with d = 1 the neighbour of
+// the last column was seen to be written too.
 __device__ inline void tma_store(const CUtensorMap& map, const void* from, int x, int i, int h,
                                  int b) {
   asm volatile(

@@ -1,0 +1,866 @@
+"""Draws the pictures of this chapter.
+
+    python3 06_optimized/pictures/draw.py
+
+Bars of time are drawn from the counts of the chapter (cycles for 64 rows by 128 keys, d = 128: 512 for each product,
+512 for the exponentials), not from measurements.
+"""
+
+from __future__ import annotations
+
+import heapq
+from html import escape
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+BLUE, ORANGE, GREEN, RED, PURPLE, GREY = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#8a8a8a"
+MUTED = "#555555"
+
+
+class Picture:
+    def __init__(self, name: str, title: str, desc: str, heading: str, height: int, width: int = 760) -> None:
+        self.name, self.width = name, width
+        self.parts = [
+            (
+                f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" '
+                f'height="{height}" font-family="Helvetica, Arial, sans-serif" font-size="14" fill="#222222" role="img">'
+            ),
+            f"<title>{escape(title)}</title>",
+            f"<desc>{escape(desc)}</desc>",
+            f'<rect x="0.5" y="0.5" width="{width - 1}" height="{height - 1}" rx="8" fill="#fcfcfa" stroke="#d8d8d8"/>',
+        ]
+        self.text(24, 34, heading, 18, bold=True)
+
+    def text(
+        self, x: float, y: float, words: str, size: int = 13, anchor: str = "start", bold: bool = False, fill: str = ""
+    ) -> None:
+        self.parts.append(
+            f'<text x="{x:g}" y="{y:g}" font-size="{size}" text-anchor="{anchor}"'
+            + (' font-weight="bold"' if bold else "")
+            + (f' fill="{fill}"' if fill else "")
+            + f">{escape(words)}</text>"
+        )
+
+    def box(
+        self,
+        x: float,
+        y: float,
+        w: float,
+        h: float,
+        colour: str,
+        opacity: float = 0.35,
+        label: str = "",
+        size: int = 12,
+        below: str = "",
+        dashed: bool = False,
+    ) -> None:
+        dash = ' stroke-dasharray="4 3"' if dashed else ""
+        fill = "#ffffff" if dashed else colour
+        self.parts.append(
+            f'<rect x="{x:g}" y="{y:g}" width="{w:g}" height="{h:g}" fill="{fill}"'
+            f' fill-opacity="{1 if dashed else opacity:g}" stroke="{colour}" stroke-width="1"{dash}/>'
+        )
+        if label:
+            self.text(
+                x + w / 2,
+                y + h / 2 + (size * 0.36 if not below else -2),
+                label,
+                size,
+                "middle",
+                fill=MUTED if dashed else "",
+            )
+        if below:
+            self.text(x + w / 2, y + h / 2 + size, below, size - 1, "middle", fill=MUTED)
+
+    def line(self, path: str, colour: str = "#d8d8d8", width: float = 1, dashed: bool = False) -> None:
+        dash = ' stroke-dasharray="4 3"' if dashed else ""
+        self.parts.append(f'<path d="{path}" fill="none" stroke="{colour}" stroke-width="{width:g}"{dash}/>')
+
+    def arrow(self, x1: float, y1: float, x2: float, y2: float, colour: str = MUTED) -> None:
+        """Horizontal or vertical."""
+        dx, dy = (x2 > x1) - (x2 < x1), (y2 > y1) - (y2 < y1)
+        self.line(f"M{x1:g} {y1:g} L{x2:g} {y2:g}", colour, 1.2)
+        self.parts.append(
+            f'<path d="M{x2:g} {y2:g} L{x2 - 7 * dx - 4 * dy:g} {y2 - 7 * dy - 4 * dx:g} '
+            f'L{x2 - 7 * dx + 4 * dy:g} {y2 - 7 * dy + 4 * dx:g} Z" fill="{colour}" stroke="none"/>'
+        )
+
+    def write(self) -> None:
+        (HERE / f"{self.name}.svg").write_text("\n".join([*self.parts, "</svg>"]) + "\n", encoding="utf-8")
+
+
+# ---------------------------------------------------------------- timelines
+
+WORK = {
+    "S": (BLUE, "S = Q Kᵀ"),
+    "O": (GREEN, "O += P V"),
+    "P": (ORANGE, "softmax"),
+    "c": (PURPLE, "copy"),
+    "e": (GREY, "start or end of a tile"),
+    "m": (RED, "row maximum"),
+}
+Bar = tuple[float, float, str, str]  # begin, end, kind, label
+
+
+def lane(p: Picture, y: float, name: str, bars: list[Bar], left: float, scale: float, height: float = 24) -> None:
+    p.text(left - 8, y + height / 2 + 5, name, 12, "end")
+    for begin, end, kind, label in bars:
+        if kind == "idle":
+            p.box(left + begin * scale, y, (end - begin) * scale, height, "#bbbbbb", label=label, size=11, dashed=True)
+        else:
+            p.box(
+                left + begin * scale,
+                y,
+                (end - begin) * scale,
+                height,
+                WORK[kind][0],
+                0.62 if label.startswith("A") or not label.startswith("B") else 0.25,
+                label,
+                11,
+            )
+
+
+def idle(bars: list[Bar], begin: float, end: float) -> list[Bar]:
+    """The bars with the gaps between them filled in."""
+    full, at = [], begin
+    for bar in sorted(bars):
+        if bar[0] > at:
+            full.append((at, bar[0], "idle", "idle" if bar[0] - at > 200 else ""))
+        full.append(bar)
+        at = bar[1]
+    if at < end:
+        full.append((at, end, "idle", "idle" if end - at > 200 else ""))
+    return full
+
+
+def legend(p: Picture, y: float, kinds: str, x: float = 130) -> None:
+    for kind in kinds:
+        p.box(x, y - 11, 16, 13, WORK[kind][0], 0.5)
+        p.text(x + 22, y, WORK[kind][1], 12)
+        x += 34 + 7 * len(WORK[kind][1]) + 14
+
+
+# ---------------------------------------------------------------- the pictures
+
+
+def tiny() -> None:
+    p = Picture(
+        "tiny",
+        "The tiny problem in a fragment",
+        "A block C of 16 by 8. Row 3 lies in lanes 12 to 15: lane 12 holds keys 0 and 1, lane 13 keys 2 and 3. Lanes"
+        " 14 and 15 and all other rows hold nothing of the problem.",
+        "S of the tiny problem in one 16 × 8 block C",
+        420,
+    )
+    x0, y0, w, h = 136.0, 84.0, 62.0, 18.0
+    S = ((1, 0, 1, 1), (0, 1, 1, -1), (1, 1, 2, 0), (2, -1, 1, 3))
+    for c in range(8):
+        p.text(x0 + w * (c + 0.5), y0 - 8, f"key {c}" if c < 4 else "–", 12, "middle", fill="" if c < 4 else MUTED)
+    for r in range(16):
+        p.text(
+            x0 - 12,
+            y0 + h * (r + 0.72),
+            f"query {r}" if r < 4 else ("no query" if r in (4, 8) else ""),
+            12,
+            "end",
+            fill="" if r < 4 else MUTED,
+        )
+        for t in range(4):
+            lane_no, inside = 4 * (r % 8) + t, r < 4 and t < 2
+            p.box(
+                x0 + 2 * w * t,
+                y0 + h * r,
+                2 * w,
+                h,
+                BLUE if inside else "#bbbbbb",
+                0.55 if r == 3 and t < 2 else 0.25 if inside else 0.08,
+            )
+            if inside:
+                for e in range(2):
+                    p.text(
+                        x0 + w * (2 * t + e + 0.5),
+                        y0 + h * (r + 0.75),
+                        f"{S[r][2 * t + e]}".replace("-", "−"),
+                        13,
+                        "middle",
+                        bold=r == 3,
+                    )
+            else:
+                p.text(x0 + 2 * w * (t + 0.5), y0 + h * (r + 0.73), f"lane {lane_no}", 11, "middle", fill="#8a8a8a")
+    xr = x0 + 8 * w + 14
+    p.text(xr, y0 + h * 0.75, "lanes 0 – 3", 12)
+    p.text(xr, y0 + h * 3.75, "lanes 12 – 15", 12, bold=True)
+    p.text(xr, y0 + h * 7.75, "lanes 28 – 31", 12)
+    p.text(xr, y0 + h * 8.75, "lanes 0 – 3 again", 12)
+    p.line(f"M{x0 - 6} {y0 + 8 * h} h{8 * w + 12}", MUTED, 1.5)
+    p.text(
+        24,
+        398,
+        "Above the line: numbers C[0] and C[1] of a lane. Below: C[2] and C[3]. q · k, before the scale;"
+        " columns 4 to 7 are set to −∞.",
+        12,
+        fill=MUTED,
+    )
+    p.write()
+
+
+def roof() -> None:
+    p = Picture(
+        "roof",
+        "Cycles of the units of an SM for a tile of 128 by 128",
+        "Tensor cores 1024, 2048, 4096 cycles for d = 64, 128, 256; exponentials 1024 each time; shared memory 896,"
+        " 1792, 3584; issue slots 640, 704, 832 at least.",
+        "A tile of 128 queries × 128 keys: cycles of each unit of an SM",
+        376,
+    )
+    rows = (
+        ("tensor cores", BLUE, lambda d: 16 * d),
+        ("exponentials", ORANGE, lambda d: 1024),
+        ("shared memory", PURPLE, lambda d: 14 * d),
+        ("issue slots, at least", GREY, lambda d: 576 + d),
+    )
+    left, scale, y = 176.0, 0.122, 62.0
+    for d in (64, 128, 256):
+        p.text(24, y + 14, f"d = {d}", 14, bold=True)
+        y += 0
+        for name, colour, cycles in rows:
+            n = cycles(d)
+            p.text(left - 8, y + 13, name, 12, "end")
+            p.box(left, y, n * scale, 18, colour, 0.55)
+            p.text(left + n * scale + 6, y + 13, f"{n:,}", 12)
+            y += 22
+        y += 10
+    p.text(
+        24,
+        362,
+        "The longest bar is the least time if everything else hides behind it; the sum of the first two if"
+        " nothing overlaps.",
+        12,
+        fill=MUTED,
+    )
+    p.write()
+
+
+def ways() -> None:
+    p = Picture(
+        "ways",
+        "How K and V reach the multipliers",
+        "In rung 1 through registers to shared memory, then by loads of 32 and 16 bits to registers. In rungs 2 to 4 by"
+        " cp.async to shared memory and ldmatrix to registers. From rung 5 by TMA to shared memory, which the tensor"
+        " cores read themselves.",
+        "The way of K and V",
+        300,
+    )
+    cols = (
+        ("device memory", 24),
+        ("registers", 170),
+        ("shared memory", 316),
+        ("registers", 488),
+        ("tensor cores", 652),
+    )
+    for name, x in cols:
+        p.text(x + 42, 64, name, 12, "middle", bold=True)
+    rows = (
+        ("1", "plain loads", [("load", 0, 1), ("store", 1, 2), ("32, 16 bits", 2, 3), ("mma.sync", 3, 4)]),
+        ("2 – 4", "", [("cp.async", 0, 2), ("ldmatrix", 2, 3), ("mma.sync", 3, 4)]),
+        ("5 – 11", "", [("TMA", 0, 2), ("wgmma", 2, 4)]),
+    )
+    for k, (name, _, hops) in enumerate(rows):
+        y = 84.0 + 64 * k
+        used = {0, 4} | {h for _, a, b in hops for h in (a, b)}
+        for i, (_, x) in enumerate(cols):
+            if i in used:
+                p.box(x, y, 84, 34, (GREY, BLUE, PURPLE, BLUE, GREEN)[i], 0.3)
+        p.text(cols[0][1] + 42, y + 22, f"rung {name}" if name == "1" else f"rungs {name}", 12, "middle")
+        for label, a, b in hops:
+            x1, x2 = cols[a][1] + 84.0, float(cols[b][1])
+            p.arrow(x1 + 2, y + 24, x2 - 2, y + 24)
+            p.text((x1 + x2) / 2, y + 14, label, 11 if x2 - x1 > 60 else 10, "middle")
+    p.text(
+        24,
+        284,
+        "S, P and O are in registers in all of them. Rung 2 has no ldmatrix yet and loads like rung 1.",
+        12,
+        fill=MUTED,
+    )
+    p.write()
+
+
+def fragment() -> None:
+    p = Picture(
+        "fragment",
+        "The fragments of mma.sync m16n8k16",
+        "Two blocks of S side by side, 16 by 8 each, and below them the operand A, 16 by 16: the same lane holds the"
+        " same places in both.",
+        "Two blocks of S are the operand P",
+        486,
+    )
+    w, h = 40.0, 11.0
+    shades = (BLUE, ORANGE, GREEN, RED)
+    for top, kind in ((72.0, "S"), (282.0, "P")):
+        for block in range(2):
+            x0 = 190.0 + block * (4 * w + (26 if kind == "S" else 0))
+            if kind == "S":
+                p.text(
+                    x0 + 2 * w,
+                    top - 8,
+                    f"S[{'2 k' if block == 0 else '2 k + 1'}]: keys {8 * block} – {8 * block + 7}",
+                    12,
+                    "middle",
+                    bold=True,
+                )
+            for r in range(16):
+                for t in range(4):
+                    mine = (r % 8, t) == (2, 1)
+                    p.box(x0 + w * t, top + h * r, w, h, shades[t], 0.95 if mine else 0.16)
+                    if r in (0, 8) and not mine:
+                        p.text(x0 + w * (t + 0.5), top + h * (r + 0.85), f"{t}", 9, "middle")
+        p.text(178, top + h * 0.9, "row 0, lanes 0 – 3", 12, "end")
+        p.text(178, top + h * 2.9, "row 2, lane 9", 12, "end", bold=True)
+        p.text(178, top + h * 8.9, "row 8, lanes 0 – 3", 12, "end")
+        p.text(178, top + h * 10.9, "row 10, lane 9", 12, "end", bold=True)
+    p.text(190 + 4 * w, 274, "P, 16 × 16: the operand A of P V", 12, "middle", bold=True)
+    for y, words in (
+        (96, "lane 9 = 4 · 2 + 1: g = 2, t = 1"),
+        (116, "in each block of S:"),
+        (134, "C[0], C[1]  row 2"),
+        (152, "C[2], C[3]  row 10"),
+        (306, "the same lane, rounded in pairs:"),
+        (324, "A[0] = S[2k] C[0], C[1]"),
+        (342, "A[1] = S[2k] C[2], C[3]"),
+        (360, "A[2] = S[2k+1] C[0], C[1]"),
+        (378, "A[3] = S[2k+1] C[2], C[3]"),
+    ):
+        p.text(556, y, words, 12, bold=y in (96, 306))
+    p.text(
+        24,
+        474,
+        "A cell is two neighbouring numbers of one row; the digit is t = lane mod 4. No number changes its lane.",
+        12,
+        fill=MUTED,
+    )
+    p.write()
+
+
+def pipeline() -> None:
+    p = Picture(
+        "pipeline",
+        "Rungs 1 and 2 in time",
+        "In rung 1 loading and multiplying alternate. In rung 2 the loads of the next tile run while this one is"
+        " multiplied.",
+        "A block of rung 1, and one of rung 2",
+        262,
+    )
+    left, scale = 130.0, 0.15
+    load, work = 420.0, 780.0
+    for y, name in ((56.0, "rung 1"), (150.0, "rung 2")):
+        p.text(24, y + 14, name, 14, bold=True)
+        copies: list[Bar] = []
+        products: list[Bar] = []
+        at = 0.0
+        for j in range(3):
+            if name == "rung 1":
+                copies.append((at, at + load, "c", f"tile {j}"))
+                products.append((at + load, at + load + work, "S", f"tile {j}"))
+                at += load + work
+            else:
+                begin = 0.0 if j == 0 else load + (j - 1) * work
+                copies.append((begin, begin + load, "c", f"buffer {j % 2}"))
+                products.append((load + j * work, load + (j + 1) * work, "S", f"tile {j}"))
+        lane(p, y, "loads", copies, left, scale)
+        lane(p, y + 30, "products, softmax", idle(products, 0, products[-1][1]), left, scale)
+        if name == "rung 2":
+            for j in range(3):
+                x = left + (load + j * work) * scale
+                p.line(f"M{x:g} {y - 6} v66", RED, 1.5, True)
+            p.text(
+                left + load * scale,
+                y + 76,
+                "the barrier: the tile is there, and nobody reads the other buffer",
+                12,
+                fill=RED,
+            )
+    p.text(24, 248, "The lengths are made up; only the order is meant.", 12, fill=MUTED)
+    p.write()
+
+
+def swizzle() -> None:
+    p = Picture(
+        "swizzle",
+        "The swizzle of rows of eight chunks",
+        "Left: chunk 2 of eight rows lies in the same four banks. Right: with chunk c of row r at place c xor r, it "
+        "lies in eight different groups of banks.",
+        "Chunk 2 of eight rows: one group of banks, or eight",
+        344,
+    )
+    for x0, name, swizzled in ((70.0, "chunk c at place c", False), (430.0, "chunk c at place c ^ (r mod 8)", True)):
+        p.text(x0 + 132, 66, name, 14, "middle", bold=True)
+        for place in range(8):
+            p.text(x0 + 33 * place + 16, 88, f"{place}", 12, "middle", fill=MUTED)
+        for r in range(8):
+            p.text(x0 - 10, 112 + 24 * r, f"row {r}", 12, "end")
+            for place in range(8):
+                chunk = place ^ r if swizzled else place
+                p.box(
+                    x0 + 33 * place,
+                    96 + 24 * r,
+                    33,
+                    24,
+                    RED if chunk == 2 else BLUE,
+                    0.75 if chunk == 2 else 0.12,
+                    f"{chunk}",
+                )
+    p.text(202, 312, "8 turns", 14, "middle", bold=True, fill=RED)
+    p.text(562, 312, "1 turn", 14, "middle", bold=True, fill=GREEN)
+    p.text(24, 334, "A place is 16 bytes: 4 of the 32 banks. Eight places are all banks once.", 12, fill=MUTED)
+    p.write()
+
+
+def fa2() -> None:
+    p = Picture(
+        "fa2",
+        "Rung 4: two blocks on an SM, and the order of the tiles",
+        "Left: V of a tile arrives under S and the softmax, K of the next under P V; two blocks are out of step. Right:"
+        " tiles of keys are visited from the right, masked ones first.",
+        "One buffer each for K and V; two blocks; masked tiles first",
+        306,
+    )
+    left, scale = 110.0, 0.115
+    for name, y, shift in (("A", 60.0, 0.0), ("B", 132.0, 620.0)):
+        copies: list[Bar] = []
+        work: list[Bar] = []
+        for j in range(2):
+            t = shift + 1500 * j
+            if t + 1000 <= 3200:
+                copies.append((t, t + 420, "c", "V"))
+            copies.append((t + 1000, min(t + 1420, 3200), "c", "next K" if t + 1420 <= 3200 else ""))
+            work += [
+                (t, t + 500, "S", f"{name} S"),
+                (t + 500, t + 1000, "P", f"{name} softmax"),
+                (t + 1000, min(t + 1500, 3200), "O", f"{name} P V" if t + 1400 < 3200 else ""),
+            ]
+        p.text(24, y + 26, f"block {name}", 12, bold=True)
+        lane(p, y, "", [b for b in copies if b[1] > b[0]], left, scale, 20)
+        lane(p, y + 24, "", [b for b in work if b[1] > b[0]], left, scale)
+    legend(p, 208, "cSPO", 110)
+    p.text(110, 236, "While A is in the softmax, B multiplies. Nobody arranges it; two", 12, fill=MUTED)
+    p.text(110, 252, "blocks on an SM drift apart by themselves.", 12, fill=MUTED)
+    x0, y0, s = 520.0, 84.0, 26.0
+    p.text(x0 + 3.5 * s, 72, "tiles of keys", 12, "middle", bold=True)
+    order = {}
+    for r in range(5):
+        last = r + 2
+        for c in range(7):
+            seen, masked = c <= last, c == last
+            p.box(
+                x0 + s * c,
+                y0 + s * r,
+                s,
+                s,
+                RED if masked else BLUE if seen else "#bbbbbb",
+                0.6 if masked else 0.22 if seen else 0.04,
+                f"{last - c + 1}" if seen else "",
+            )
+            order[r, c] = seen
+    p.text(x0, y0 + 5 * s + 20, "number: the order in a row of tiles", 12)
+    p.text(x0, y0 + 5 * s + 38, "red: the loop with the mask", 12, fill=RED)
+    p.text(x0, y0 + 5 * s + 56, "blue: the loop without one", 12, fill=BLUE)
+    p.text(24, 290, "The lengths are made up; only the order is meant.", 12, fill=MUTED)
+    p.write()
+
+
+def wgmma() -> None:
+    p = Picture(
+        "wgmma",
+        "Rung 5: a tile in shared memory, and the order in time",
+        "A tile of K, 128 rows and 128 columns, is two boxes of 64 columns. In time copy, S, softmax and P V follow "
+        "each other.",
+        "Rung 5: a tile is two boxes; everything waits for everything",
+        330,
+    )
+    for k, (x, name) in enumerate(((40.0, "box 0: columns 0 – 63"), (250.0, "box 1: columns 64 – 127"))):
+        p.text(x + 90, 66, name, 12, "middle", bold=True)
+        for r in range(4):
+            for c in range(8):
+                p.box(
+                    x + 22.5 * c,
+                    76 + 18 * r,
+                    22.5,
+                    18,
+                    BLUE if c ^ r == 2 else ORANGE,
+                    0.7 if c ^ r == 2 else 0.16,
+                    f"{c ^ r}",
+                    10,
+                )
+        p.text(x + 90, 166, "… 128 rows of 128 bytes" + (", 16 KiB" if k == 0 else ""), 12, "middle", fill=MUTED)
+    p.text(462, 88, "TMA writes chunk c of row r at place c ^ (r mod 8);", 12)
+    p.text(462, 108, "wgmma reads the same pattern by itself.", 12)
+    p.text(462, 134, "A product over d = 128 is 8 instructions: 16 columns,", 12)
+    p.text(462, 154, "32 bytes, further each time; then the next box.", 12)
+    left, scale, y = 110.0, 0.147, 196.0
+    copies: list[Bar] = []
+    tensor: list[Bar] = []
+    warps: list[Bar] = []
+    for j in range(2):
+        t = 2048.0 * j
+        copies.append((t, t + 512, "c", f"K, V {j}"))
+        tensor += [(t + 512, t + 1024, "S", f"S {j}"), (t + 1536, t + 2048, "O", f"P V {j}")]
+        warps.append((t + 1024, t + 1536, "P", f"softmax {j}"))
+    lane(p, y, "copy engine", copies, left, scale)
+    lane(p, y + 28, "tensor cores", idle(tensor, 0, 4096), left, scale)
+    lane(p, y + 56, "warps", warps, left, scale)
+    p.text(
+        24,
+        314,
+        "One of the two blocks that fit on an SM. 512 cycles a product and a softmax; the copy is not to scale.",
+        12,
+        fill=MUTED,
+    )
+    p.write()
+
+
+def ring() -> None:
+    p = Picture(
+        "ring",
+        "Rung 6: a ring of two buffers, its barriers, and the order in time",
+        "The loader waits for free and announces bytes on full; the warpgroup waits for full and arrives on free. The"
+        " phase flips after each pass of the ring.",
+        "Rung 6: two buffers, four barriers, two phases",
+        470,
+    )
+    for i, x in enumerate((250.0, 430.0)):
+        p.box(x, 66, 130, 50, ORANGE, 0.3, f"K[{i}]", 13, "128 × 128, 32 KiB")
+        p.text(x + 65, 134, f"K_full[{i}]   K_free[{i}]", 12, "middle")
+    p.box(24, 66, 130, 50, PURPLE, 0.3, "loader", 13, "one thread")
+    p.box(606, 66, 130, 50, BLUE, 0.3, "warpgroup", 13, "128 threads")
+    p.arrow(156, 80, 248, 80)
+    p.text(202, 74, "fills", 11, "middle")
+    p.arrow(562, 80, 604, 80)
+    p.text(583, 74, "reads", 11, "middle")
+    p.text(24, 152, "waits: free, phase ^ 1", 12)
+    p.text(24, 168, "arrives: full, and 32,768 bytes", 12)
+    p.text(736, 152, "waits: full, phase", 12, "end")
+    p.text(736, 168, "arrives: free, 128 times", 12, "end")
+    x0, y0 = 150.0, 208.0
+    heads = ("tile", "buffer", "phase", "loader waits for free", "warpgroup waits for full")
+    widths = (50, 60, 60, 210, 190)
+    x = x0
+    for name, w in zip(heads, widths):
+        p.text(x + w / 2, y0, name, 12, "middle", bold=True)
+        x += w
+    rows = (
+        (0, 0, 0, "1: passes at once", "0"),
+        (1, 1, 0, "1: passes at once", "0"),
+        (2, 0, 1, "0: tile 0 was read", "1"),
+        (3, 1, 1, "0: tile 1 was read", "1"),
+        (4, 0, 0, "1: tile 2 was read", "0"),
+    )
+    for k, row in enumerate(rows):
+        x = x0
+        p.line(f"M{x0} {y0 + 8 + 20 * k} h570")
+        for value, w in zip(row, widths):
+            p.text(x + w / 2, y0 + 23 + 20 * k, f"{value}", 12, "middle")
+            x += w
+    left, scale, y = 110.0, 0.142, 346.0
+    copies: list[Bar] = [(0, 512, "c", "K, V 0"), (512, 1024, "c", "K, V 1")]
+    tensor: list[Bar] = []
+    warps: list[Bar] = []
+    for j in range(2):
+        t = 512 + 1536.0 * j
+        tensor += [(t, t + 512, "S", f"S {j}"), (t + 1024, t + 1536, "O", f"P V {j}")]
+        warps.append((t + 512, t + 1024, "P", f"softmax {j}"))
+        copies += [(t + 512, t + 768, "c", f"K {j + 2}"), (t + 1536, t + 1792, "c", f"V {j + 2}")]
+    tensor.append((3584, 4096, "S", "S 2"))
+    lane(p, y, "copy engine", copies, left, scale)
+    lane(p, y + 28, "tensor cores", idle(tensor, 0, 4096), left, scale)
+    lane(p, y + 56, "warps", warps, left, scale)
+    p.text(
+        24, 456, "A block. K of a tile is free again after S, V after P V. The copies are not to scale.", 12, fill=MUTED
+    )
+    p.write()
+
+
+def registers() -> None:
+    p = Picture(
+        "registers",
+        "Rung 7: registers move to where they work",
+        "65,536 registers of an SM: three warpgroups of 168 a thread each, or 24 for the loader and 240 for each of two"
+        " that compute. Below: both groups in step share every unit.",
+        "Rung 7: 65,536 registers, and who has them",
+        424,
+    )
+    scale = 640 / 65536
+    for y, title, shares in (
+        (62.0, "at the launch: 168 a thread", (168, 168, 168)),
+        (132.0, "after setmaxnreg: 24, 240, 240", (24, 240, 240)),
+    ):
+        p.text(60, y, title, 12, bold=True)
+        x = 60.0
+        for k, n in enumerate(shares):
+            w = n * 128 * scale
+            p.box(
+                x,
+                y + 8,
+                w,
+                32,
+                (PURPLE, BLUE, GREEN)[k],
+                0.4,
+                ("loader", "group A", "group B")[k] if n > 30 else "",
+                13,
+                f"{n} × 128 threads" if n > 30 else "",
+            )
+            x += w
+        p.text(62 if shares[0] == 24 else 700, y + 54, "↑ the loader" if shares[0] == 24 else "", 11)
+        p.box(x, y + 8, 700 - x, 32, "#bbbbbb", dashed=True)
+    p.text(706, 168, "", 11)
+    x, y = 60.0, 214.0
+    p.text(60, y, "a thread that computes, from rung 9 on: 240 at d = 128", 12, bold=True)
+    for n, name, colour in (
+        (64, "S 64", BLUE),
+        (32, "P 32", RED),
+        (64, "O 64", GREEN),
+        (80, "m, l, addresses, the rest: 80", GREY),
+    ):
+        w = n * 640 / 240
+        p.box(x, y + 8, w, 26, colour, 0.4, name, 12)
+        x += w
+    left, scale, y = 110.0, 0.147, 284.0
+    tensor: list[Bar] = [
+        (0, 1024, "S", "A S and B S"),
+        (2048, 3072, "O", "A P V and B P V"),
+        (3072, 4096, "S", "A S and B S"),
+    ]
+    lane(p, y, "tensor cores", idle(tensor, 0, 4096), left, scale)
+    lane(p, y + 30, "exponentials", idle([(1024, 2048, "P", "A and B softmax")], 0, 4096), left, scale)
+    legend(p, 366, "SPO", 110)
+    p.text(
+        24,
+        392,
+        "Both groups wait for the same tile. In step they share the tensor cores, then the exponential unit: each",
+        12,
+        fill=MUTED,
+    )
+    p.text(24, 408, "takes twice as long as alone, and the tensor cores idle for 1024 of 3072 cycles.", 12, fill=MUTED)
+    p.write()
+
+
+def pingpong() -> None:
+    p = Picture(
+        "pingpong",
+        "Rung 8: one group's softmax under the other's products",
+        "With the lock the two groups alternate in the softmax; the tensor cores always have a product of the other"
+        " group.",
+        "Rung 8: one group's softmax under the other's products",
+        250,
+    )
+    left, scale = 110.0, 0.147
+    tensor: list[Bar] = [(0, 512, "S", "A S 0")]
+    a: list[Bar] = []
+    b: list[Bar] = []
+    tensor.append((512, 1024, "S", "B S 0"))
+    a.append((512, 1024, "P", "A softmax 0"))
+    t = 1024.0
+    for k in range(3):
+        who = "A" if k % 2 == 0 else "B"
+        other, theirs = ("B", b) if k % 2 == 0 else ("A", a)
+        j = k // 2
+        tensor += [(t, t + 512, "O", f"{who} P V {j}"), (t + 512, t + 1024, "S", f"{who} S {j + 1}")]
+        n = j if other == "B" else j + 1
+        theirs.append((t, t + 512, "P", f"{other} softmax {n}"))
+        theirs.append((t + 512, t + 1024, "idle", "to spare"))
+        t += 1024
+    lane(p, 60, "tensor cores", [x for x in tensor if x[0] < 4096], left, scale)
+    lane(p, 92, "group A", a, left, scale)
+    lane(p, 124, "group B", b, left, scale)
+    legend(p, 180, "SPO", 110)
+    p.text(
+        24,
+        210,
+        "While the other's two products run, a group has 1024 cycles for what takes at least 512. At d = 64 the",
+        12,
+        fill=MUTED,
+    )
+    p.text(24, 226, "products take 512, and so do the exponentials: nothing is to spare.", 12, fill=MUTED)
+    p.write()
+
+
+def overlap() -> None:
+    p = Picture(
+        "overlap",
+        "Rung 9: as written, and as compiled",
+        "As written a group's softmax may run from the end of its S on, also under its own P V. As compiled only the "
+        "row maximum does; the exponentials wait for P V.",
+        "Rung 9: as the source says, and as ptxas orders it",
+        376,
+    )
+    left, scale = 110.0, 0.147
+    tensor: list[Bar] = []
+    for k in range(4):
+        who, t = "AB"[k % 2], 1024.0 * k
+        j = k // 2
+        tensor += [(t, t + 512, "S", f"{who} S {j + 1}"), (t + 512, t + 1024, "O", f"{who} P V {j}")]
+    for y, title, written in ((58.0, "as written", True), (192.0, "as compiled, d = 128", False)):
+        p.text(24, y + 2, title, 13, bold=True)
+        lane(p, y + 12, "tensor cores", tensor, left, scale)
+        for k, who in enumerate("AB"):
+            bars: list[Bar] = []
+            for j in range(2):
+                t = 2048.0 * j + 1024 * k + 512
+                if written:
+                    bars += [
+                        (t, min(t + 640, 4096), "P", f"{who} softmax {j + 1}"),
+                        (t + 640, min(t + 1536, 4096), "idle", "to spare"),
+                    ]
+                else:
+                    bars += [
+                        (t, t + 128, "m", ""),
+                        (t + 128, min(t + 512, 4096), "idle", "waits"),
+                        (t + 512, min(t + 1024, 4096), "P", f"{who} exponentials"),
+                        (t + 1024, min(t + 1536, 4096), "idle", "to spare"),
+                    ]
+            bars = [x for x in bars if x[1] > x[0]]
+            if k == 1:
+                bars.insert(
+                    0, (0, 512, "P" if not written else "idle", "B exponentials" if not written else "to spare")
+                )
+            lane(p, y + 42 + 30 * k, f"group {who}", bars, left, scale)
+    legend(p, 330, "SPOm", 110)
+    p.text(
+        24,
+        360,
+        "S comes back first. As written the softmax has 1536 cycles before the group's next turn; as compiled 1024, as in"
+        " rung 8.",
+        12,
+        fill=MUTED,
+    )
+    p.write()
+
+
+def persistent() -> None:
+    p = Picture(
+        "persistent",
+        "Rungs 9 and 10 between two tiles of queries",
+        "In rung 9 the last O leaves, a new block starts, and Q and K come, while the tensor cores idle. In rung 11 the"
+        " next Q and K are there, and O leaves meanwhile.",
+        "From one tile of queries to the next",
+        330,
+    )
+    left, scale = 118.0, 0.152
+    y = 62.0
+    p.text(24, y, "rung 9: a new block", 13, bold=True)
+    lane(p, y + 10, "copy engine", [(900, 1250, "e", "O leaves"), (1900, 2500, "c", "Q, K, V")], left, scale)
+    lane(
+        p,
+        y + 38,
+        "tensor cores",
+        idle([(0, 512, "O", "last P V"), (2500, 3012, "S", "first S"), (3700, 4096, "S", "S")], 0, 4096),
+        left,
+        scale,
+    )
+    lane(
+        p,
+        y + 66,
+        "warps",
+        [(512, 900, "e", "O / l"), (1250, 1900, "e", "new block starts"), (3012, 3700, "P", "softmax")],
+        left,
+        scale,
+    )
+    y = 184.0
+    p.text(24, y, "rung 11: the same block goes on", 13, bold=True)
+    lane(p, y + 10, "copy engine", [(0, 500, "c", "next Q, K"), (900, 1250, "e", "O leaves")], left, scale)
+    lane(
+        p,
+        y + 38,
+        "tensor cores",
+        idle(
+            [
+                (0, 512, "O", "last P V"),
+                (900, 1412, "S", "first S"),
+                (2100, 2612, "S", "S"),
+                (2612, 3124, "O", "P V"),
+                (3400, 4096, "S", "…"),
+            ],
+            0,
+            4096,
+        ),
+        left,
+        scale,
+    )
+    lane(
+        p,
+        y + 66,
+        "warps",
+        [(512, 900, "e", "O / l"), (1412, 2100, "P", "softmax"), (2612, 3400, "P", "softmax")],
+        left,
+        scale,
+    )
+    p.text(24, 316, "One group of the two. The lengths are made up; only the order is meant.", 12, fill=MUTED)
+    p.write()
+
+
+def order() -> None:
+    """Two heads of six tiles under a causal mask, on four SMs."""
+    heads, tiles, sms = 2, 6, 4
+    p = Picture(
+        "order",
+        "Rung 12: every fourth tile, or the longest first",
+        "Twelve tiles of 1 to 6 blocks of keys on four SMs. Dealt out in turn they are done after 9 or 12 steps; taken"
+        " longest first, after 10 or 11.",
+        "12 tiles of a causal mask on 4 SMs: dealt out, or taken longest first",
+        352,
+    )
+    static: list[list[tuple[int, int]]] = [[] for _ in range(sms)]
+    for n in range(heads * tiles):
+        static[n % sms].append((n // tiles, tiles - 1 - n % tiles))
+    dynamic: list[list[tuple[int, int]]] = [[] for _ in range(sms)]
+    queue = [(0, s) for s in range(sms)]
+    for tile in range(tiles - 1, -1, -1):
+        for head in range(heads):
+            t, s = heapq.heappop(queue)
+            dynamic[s].append((head, tile))
+            heapq.heappush(queue, (t + tile + 1, s))
+    ends = []
+    for y0, name, plan in (
+        (58.0, "rung 11: SM s takes tiles s, s + 4, s + 8", static),
+        (196.0, "rung 12: who is done takes the longest that is left", dynamic),
+    ):
+        p.text(24, y0, name, 13, bold=True)
+        ends.append([sum(t + 1 for _, t in one) for one in plan])
+        for s, one in enumerate(plan):
+            y = y0 + 10 + 26 * s
+            p.text(88, y + 15, f"SM {s}", 12, "end")
+            x = 96.0
+            for head, t in one:
+                w = 40.0 * (t + 1)
+                p.box(x, y, w, 21, (BLUE, ORANGE)[head], 0.45, f"{t + 1}")
+                x += w
+            p.text(x + 8, y + 15, f"{ends[-1][s]}", 12, bold=True)
+    p.box(96, 322, 16, 13, BLUE, 0.45)
+    p.text(118, 333, "head 0", 12)
+    p.box(176, 322, 16, 13, ORANGE, 0.45)
+    p.text(198, 333, "head 1; the number: blocks of keys that the tile sees", 12)
+    p.write()
+
+
+def main() -> None:
+    for draw in (
+        tiny,
+        roof,
+        ways,
+        fragment,
+        pipeline,
+        swizzle,
+        fa2,
+        wgmma,
+        ring,
+        registers,
+        pingpong,
+        overlap,
+        persistent,
+        order,
+    ):
+        draw()
+
+
+if __name__ == "__main__":
+    main()
