@@ -9,7 +9,8 @@ from results import BadResults, Results, Row, group, median, ratio, spread
 RUNGS = {"mma": "1 tensor cores", "cp_async": "2 cp.async", "swizzle": "3 swizzle, ldmatrix",
          "fa2": "4 FlashAttention-2", "wgmma": "5 wgmma, TMA", "ring": "6 ring of barriers",
          "specialised": "7 specialised warps", "no_lock": "8 two warpgroups", "lock": "8 ping-pong",
-         "overlap": "9 overlap", "persistent": "10 persistent", "hopper": "11 longest first"}
+         "overlap": "9 overlap", "rows": "10 row by row", "persistent": "11 persistent",
+         "hopper": "12 longest first"}
 FINAL = {"hopper": "hopper", "fa2": "fa2 (mma.sync)"}  # the kernels that take every problem
 PEERS = {"cudnn": "cuDNN", "fa2": "FlashAttention-2, PyTorch"}
 KERNELS = Path(__file__).resolve().parents[1] / "results" / "kernels.json"
@@ -82,6 +83,38 @@ def charts(r: Results) -> list[Chart | Table]:
         if lines_of_table:
             header = ["d", "mask", "speed relative to cuDNN", *(f"N {n:g}" for n in lengths)]
             items.append(Table(f"ratios_{chip}", header, lines_of_table))
+
+    # ---- error beside speed
+    lines_of_table = []
+    for d in (64, 128, 256):
+        for label, stage, variant in (("hopper", "stage06", "hopper"), ("fa2", "stage06", "fa2"),
+                                      ("cuDNN", "peer", "cudnn"), ("FlashAttention-2, PyTorch", "peer", "fa2")):
+            cells = []
+            for dtype in ("bf16", "fp16"):
+                some = r.select(stage=stage, what="forward", variant=variant, dtype=dtype, G=1, chip="hot",
+                                **{**LADDER, "d": d})
+                cells += [f"{1e3 * median(some, 'error'):.2f}", significant(1e-12 * median(some, "flops"))] if some \
+                    else ["–", "–"]
+            if cells[0] != "–":
+                lines_of_table.append([f"{d}", label, *cells])
+    if lines_of_table:
+        items.append(Table("errors", ["d", "N 4096, no mask", "bf16: error / 10⁻³", "TFLOP/s", "fp16: error / 10⁻³", "TFLOP/s"],
+                           lines_of_table))
+
+    # ---- groups of query heads that share a key head
+    lines_of_table = []
+    for d in (64, 128):
+        for causal in (0, 1):
+            where = {"what": "forward", "d": d, "causal": causal, "G": 8, "chip": "hot", "dtype": "bf16"}
+            rival = group(r.select(stage="peer", variant="cudnn", **where), "N")
+            by = group(r.select(stage="stage06", variant="hopper", **where), "N")
+            cells = [f"{significant(1e-12 * median(by[n], 'flops'))} ({ratio(rival[n], by[n], 'time').mid:.2f})"
+                     if n in rival and n in by else "–" for n in lengths]
+            if any(cell != "–" for cell in cells):
+                lines_of_table.append([f"{d}", "causal" if causal else "none", *cells])
+    if lines_of_table:
+        header = ["d", "mask", *(f"N {n:g}" for n in lengths)]
+        items.append(Table("groups", header, lines_of_table))
 
     if not items:
         raise BadResults("no row of stage06 in bf16; measure it too")

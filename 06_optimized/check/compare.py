@@ -196,6 +196,13 @@ def fault(runner: Runner, want: Sequence[Expected], dtype: str) -> str:
     return ""
 
 
+def relative_error(runner: Runner, want: Sequence[Expected]) -> float:
+    """Of O, in the L2 norm: what rounding to 16 bits leaves."""
+    o, _ = runner.result()
+    pairs = [(o[w.b, w.h, w.rows].double(), w.o) for w in want]
+    return math.sqrt(sum((got - w).square().sum().item() for got, w in pairs) / sum(w.square().sum().item() for _, w in pairs))
+
+
 # ---------------------------------------------------------------- how long does it take?
 
 def event() -> torch.cuda.Event:
@@ -282,8 +289,9 @@ def measured(runners: Sequence[Runner], want: Sequence[Expected], s: Setting, ch
             rows.append(error_row(name, f"a launch takes the host {host:.1f} times as long as the GPU"))
         else:
             share = max(share, host)
+            error = relative_error(r, want)
             rows += [{"name": name, "run_type": "iteration", "repetition_index": i, "real_time": t, "time_unit": "ms",
-                      "flops": 1e3 * s.flops("forward") / t, "roof": peak}
+                      "flops": 1e3 * s.flops("forward") / t, "roof": peak, "error": error}
                      for i, (t, peak) in enumerate(zip(ms, roof))]
     return rows, share
 
