@@ -90,7 +90,7 @@ def charts(r: Results) -> list[Chart | Table]:
         for label, stage, variant in (("hopper", "stage06", "hopper"), ("fa2", "stage06", "fa2"),
                                       ("cuDNN", "peer", "cudnn"), ("FlashAttention-2, PyTorch", "peer", "fa2")):
             cells = []
-            for dtype in ("bf16", "fp16"):
+            for dtype in ("bf16", "f16"):
                 some = r.select(stage=stage, what="forward", variant=variant, dtype=dtype, G=1, chip="hot",
                                 **{**LADDER, "d": d})
                 cells += [f"{1e3 * median(some, 'error'):.2f}", significant(1e-12 * median(some, "flops"))] if some \
