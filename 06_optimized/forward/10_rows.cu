@@ -1,10 +1,10 @@
 // Rung 10: one row's maximum under the other row's exponentials.
 //
 // The idea: a thread has two rows. The maximum of a row runs in the ALU, its exponentials in the
-// special function unit: two units that could work at the same time, on different rows. ptxas, which
-// decides on the order of instructions, takes both maxima first and all exponentials then. It moves
-// nothing over a branch, though, even over one that is never taken. One such branch after the first
-// maximum, and the second is spread between the exponentials of the first row.
+// special function unit: two units that could work at the same time, on different rows. ptxas,
+// which decides on the order of instructions, takes both maxima first and all exponentials then. It
+// moves nothing over a branch, though, even over one that is never taken. One such branch after the
+// first maximum, and the second is spread between the exponentials of the first row.
 //
 // What should change: a softmax that is shorter by about one maximum, some 250 of 1900 cycles. The
 // same instructions, and one branch.

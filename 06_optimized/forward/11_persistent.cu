@@ -1,12 +1,12 @@
 // Rung 11: persistence. A block for each SM, that lives until the last tile is done.
 //
-// The idea: a block that ends leaves its SM idle: the last O must leave, then a new block starts, sets
-// up barriers, waits for Q and the first K. A block that stays takes the next tile itself. Its loader
-// is then ahead of the tile: the next Q comes into a second buffer while this one is in use, and O
-// leaves from a buffer of its own while the next tile has begun.
+// The idea: a block that ends leaves its SM idle: the last O must leave, then a new block starts,
+// sets up barriers, waits for Q and the first K. A block that stays takes the next tile itself. Its
+// loader is then ahead of the tile: the next Q comes into a second buffer while this one is in use,
+// and O leaves from a buffer of its own while the next tile has begun.
 //
-// What should change: most for short sequences, where a tile is over after a few steps. Nothing in the
-// loop.
+// What should change: most for short sequences, where a tile is over after a few steps. Nothing in
+// the loop.
 #include <algorithm>
 
 #include "06_optimized/optimized.hpp"
@@ -184,8 +184,8 @@ __device__ void compute(Shared& shared, const Maps& maps, const Problem& p, cons
       softmax(S, c, m, l, alpha);
       round_to(P, S);
     }
-    // A step: S of tile j and O += P V of the tile before are under way together, and the softmax of
-    // tile j begins when S is there.
+    // A step: S of tile j and O += P V of the tile before are under way together, and the softmax
+    // of tile j begins when S is there.
     const auto step = [&](auto masked) {
       float S[Bc / 2];
       const Ring<stages> before = kv;

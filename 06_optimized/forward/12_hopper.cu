@@ -1,9 +1,9 @@
 // Rung 12, the last: who computes what, and when. And the whole contract.
 //
-// The idea: with a causal mask a tile of queries costs from one block of keys to all of them. Blocks
-// of threads that take every 132nd tile are done early or late by luck. Here the longest tiles come
-// first, and who is done takes the next one: the last to be taken are short. Heads come in sections
-// whose K and V together fit into the L2 cache.
+// The idea: with a causal mask a tile of queries costs from one block of keys to all of them.
+// Blocks of threads that take every 132nd tile are done early or late by luck. Here the longest
+// tiles come first, and who is done takes the next one: the last to be taken are short. Heads come
+// in sections whose K and V together fit into the L2 cache.
 //
 // What should change: nothing without a mask, where all tiles are alike; with a causal mask the SMs
 // finish together, and not up to one long tile apart.
@@ -69,7 +69,8 @@ struct Shared {
   Task task[Tiles::Q_buffers];
 };
 
-// ---- the softmax of a block of keys; a thread's rows are r = 0 (lane / 4) and r = 1 (8 below) ----
+// ---- the softmax of a block of keys; a thread's rows are r = 0 (lane / 4) and r = 1 (8 below)
+// ----
 
 // S_ij = -inf where row i does not see key j; limit[r] counts visible columns from the thread's
 // first.
@@ -174,7 +175,8 @@ __device__ inline Task task_of(const Problem& p, const Order& order, int Br, int
   return task;
 }
 
-// Brings tiles as long as there is room for them. K runs one block ahead of V: it is needed earlier.
+// Brings tiles as long as there is room for them. K runs one block ahead of V: it is needed
+// earlier.
 template <bool tma, class Tiles, class T>
 __device__ void load(Shared<Tiles, T>& shared, const Maps& maps, const Problem& p,
                      const Forward<T>& t, const Order& order) {

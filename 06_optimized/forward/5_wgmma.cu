@@ -6,8 +6,9 @@
 // for every 16 of d; K and V are never in registers. TMA brings a whole tile, swizzled, with zeros
 // beyond the end; a barrier counts its bytes.
 //
-// What should change: no ldmatrix, no cp.async, no addresses. What should limit it: nothing overlaps
-// yet. The tensor cores wait for the softmax, the softmax for the tensor cores, both for the copies.
+// What should change: no ldmatrix, no cp.async, no addresses. What should limit it: nothing
+// overlaps yet. The tensor cores wait for the softmax, the softmax for the tensor cores, both for
+// the copies.
 #include "06_optimized/optimized.hpp"
 #include "06_optimized/ptx/mma.cuh"
 #include "06_optimized/ptx/tma.cuh"

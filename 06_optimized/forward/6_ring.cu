@@ -4,7 +4,8 @@
 // The idea: rung 5 asks for a tile when it needs it. Here the loader runs ahead: it waits until a
 // buffer is free, asks TMA to fill it, goes on to the next. The warpgroup that
 // computes waits until a buffer is full, uses it, says that it is free. The loop has no
-// __syncthreads any more, and K and V have barriers of their own: K_j is free again while V_j is still to be used.
+// __syncthreads any more, and K and V have barriers of their own: K_j is free again while V_j is
+// still to be used.
 //
 // What should change: the time of a copy disappears behind the work on the tile before. The softmax
 // still stands between two products.

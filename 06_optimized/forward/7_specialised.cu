@@ -1,14 +1,14 @@
 // Rung 7: roles. A warpgroup that loads gives its registers to two that compute.
 //
-// The idea: a block of 64 rows reads all of K and V for 64 rows. Two warpgroups that share the tiles
-// halve that. But 64 x 128 scores and 64 x 128 outputs are 128 registers of each thread, with P and
-// the rest about the 168 that three warpgroups can have alike, and the rungs to come need more. The loader needs 24: setmaxnreg
-// moves what it gives up to the others, 240 each.
-// Tiles now come from the right end, where the mask is.
+// The idea: a block of 64 rows reads all of K and V for 64 rows. Two warpgroups that share the
+// tiles halve that. But 64 x 128 scores and 64 x 128 outputs are 128 registers of each thread, with
+// P and the rest about the 168 that three warpgroups can have alike, and the rungs to come need
+// more. The loader needs 24: setmaxnreg moves what it gives up to the others, 240 each. Tiles now
+// come from the right end, where the mask is.
 //
 // What should change: half the traffic of K and V for each product, and two warpgroups to fill each
-// other's gaps. What limits it: nobody sees to it that they do. Both wait for the same tile, multiply
-// at the same time, and take exponentials at the same time.
+// other's gaps. What limits it: nobody sees to it that they do. Both wait for the same tile,
+// multiply at the same time, and take exponentials at the same time.
 #include "06_optimized/optimized.hpp"
 #include "06_optimized/ptx/mma.cuh"
 #include "06_optimized/ptx/tma.cuh"

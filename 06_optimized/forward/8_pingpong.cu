@@ -2,13 +2,13 @@
 //
 // The idea: if both groups multiply together and take exponentials together, the tensor cores rest
 // during each softmax. A lock around the softmax lets one group in at a time; the other, which must
-// wait, has nothing better to do than to multiply. O += P V is left under way: who comes to the next
-// softmax has waited for it on the way, behind its next Q K^T.
-// Beside it the same kernel without the lock, `no_lock`: then it is luck who runs under whom.
-// Tiles with a mask have a loop of their own, so that the other one is free of it.
+// wait, has nothing better to do than to multiply. O += P V is left under way: who comes to the
+// next softmax has waited for it on the way, behind its next Q K^T. Beside it the same kernel
+// without the lock, `no_lock`: then it is luck who runs under whom. Tiles with a mask have a loop
+// of their own, so that the other one is free of it.
 //
-// What should change: the exponentials of one group cost nothing as long as they take less time than
-// the products of the other. A lock has a price too: it is passed on twice for each tile.
+// What should change: the exponentials of one group cost nothing as long as they take less time
+// than the products of the other. A lock has a price too: it is passed on twice for each tile.
 #include "06_optimized/optimized.hpp"
 #include "06_optimized/ptx/mma.cuh"
 #include "06_optimized/ptx/tma.cuh"

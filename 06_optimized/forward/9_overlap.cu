@@ -6,8 +6,8 @@
 // products are issued at once, and what comes back first is worked on while the other runs. Turns
 // are kept at the issue of products, not at the softmax.
 //
-// What should change: more work for the tensor cores is always waiting. It costs registers: S, P and
-// O are alive at once, 64 + 32 + 64 of a thread's 240.
+// What should change: more work for the tensor cores is always waiting. It costs registers: S, P
+// and O are alive at once, 64 + 32 + 64 of a thread's 240.
 #include "06_optimized/optimized.hpp"
 #include "06_optimized/ptx/mma.cuh"
 #include "06_optimized/ptx/tma.cuh"

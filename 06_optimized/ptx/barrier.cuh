@@ -37,8 +37,8 @@ __device__ inline void arrive_expecting(Barrier* b, int bytes) {
                : "r"(shared_address(b)), "r"(bytes)
                : "memory");
 }
-// Waits for the end of a phase. A barrier that was never used counts as one whose phase 1 has ended:
-// who waits for free space passes at once.
+// Waits for the end of a phase. A barrier that was never used counts as one whose phase 1 has
+// ended: who waits for free space passes at once.
 __device__ inline void wait(Barrier* b, std::uint32_t phase) {
   std::uint32_t done = 0;
   do

@@ -43,8 +43,8 @@ __device__ inline std::uint64_t descriptor(const void* tile, int leading_bytes, 
          std::uint64_t(stride_bytes >> 4) << 32 | swizzle_128 << 62;
 }
 
-// C = A B^T: A is 64 rows of a tile of Q, B a tile of K; both have D columns, which are summed over.
-// rows_A, rows_B: of the tiles.
+// C = A B^T: A is 64 rows of a tile of Q, B a tile of K; both have D columns, which are summed
+// over. rows_A, rows_B: of the tiles.
 template <class T, int D, int rows_A, int rows_B, int n>
 __device__ void multiply_transposed(float (&C)[n], const T* A, const T* B) {
   const std::uint64_t a = descriptor(A, 16, 1024), b = descriptor(B, 16, 1024);
