@@ -8,7 +8,7 @@ from results import BadResults, Results, Row, group, median, ratio, spread
 
 RUNGS = {"mma": "1 tensor cores", "cp_async": "2 cp.async", "swizzle": "3 swizzle, ldmatrix",
          "fa2": "4 FlashAttention-2", "wgmma": "5 wgmma, TMA", "ring": "6 ring of barriers",
-         "specialised": "7 specialised warps", "no_lock": "8 two warpgroups", "lock": "8 ping-pong",
+         "specialised": "7 specialised warps", "lock": "8 ping-pong", "no_lock": "8 without the lock",
          "overlap": "9 overlap", "rows": "10 row by row", "persistent": "11 persistent",
          "hopper": "12 longest first"}
 FINAL = {"hopper": "hopper", "fa2": "fa2 (mma.sync)"}  # the kernels that take every problem

@@ -52,7 +52,7 @@ Kernel run(ForwardCase<T>& c, Kernel kernel) {
 
 // Why this kernel cannot run here at all.
 std::string unavailable(Kernel kernel) {
-  if (const std::string why = no_gpu(); !why.empty()) return why;
+  if (std::string why = no_gpu(); !why.empty()) return why;
   Problem p;
   p.d = 128;
   return optimized::unsupported(p, Forward<__nv_bfloat16>{}, kernel);
