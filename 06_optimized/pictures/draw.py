@@ -739,15 +739,15 @@ def overlap() -> None:
 def persistent() -> None:
     p = Picture(
         "persistent",
-        "Rungs 9 and 10 between two tiles of queries",
-        "In rung 9 the last O leaves, a new block starts, and Q and K come, while the tensor cores idle. In rung 11 the"
+        "Rungs 10 and 11 between two tiles of queries",
+        "In rung 10 the last O leaves, a new block starts, and Q and K come, while the tensor cores idle. In rung 11 the"
         " next Q and K are there, and O leaves meanwhile.",
         "From one tile of queries to the next",
         330,
     )
     left, scale = 118.0, 0.152
     y = 62.0
-    p.text(24, y, "rung 9: a new block", 13, bold=True)
+    p.text(24, y, "rung 10: a new block", 13, bold=True)
     lane(p, y + 10, "copy engine", [(900, 1250, "e", "O leaves"), (1900, 2500, "c", "Q, K, V")], left, scale)
     lane(
         p,
