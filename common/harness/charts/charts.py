@@ -48,8 +48,9 @@ def figures(stage: Path, results: Results) -> list[Chart | Table]:
 
 
 def recorded(stage: Path) -> list[Path]:
-    """A file for each machine; kernels.json holds what the compiler said, and is no measurement."""
-    return sorted(path for path in (stage / "results").glob("*.json") if path.name != "kernels.json")
+    """A file for each machine; what the compiler said and what block did what when are other things."""
+    others = ("kernels.json", "timeline.json")
+    return sorted(path for path in (stage / "results").glob("*.json") if path.name not in others)
 
 
 def with_table(text: str, table: Table, readme: Path, caption: str) -> str:
