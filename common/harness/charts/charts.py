@@ -66,8 +66,13 @@ def with_table(text: str, table: Table, readme: Path, caption: str) -> str:
 # ---------------------------------------------------------------- the ladder: every stage against its machine's roof
 
 def best(stage: Path, results: Results) -> list[Row]:
-    """The rows of the stage's fastest variant, forward, at the ladder's N or else the largest."""
-    rows = results.select(stage=f"stage{stage.name[:2]}", what="forward", d=64, causal=0, dtype="f32")
+    """The rows of the stage's fastest variant, forward, at the ladder's N or else the largest.
+
+    Where a stage has nothing in f32 they are in bf16, and their roof is a matrix product in bf16."""
+    where = {"stage": f"stage{stage.name[:2]}", "what": "forward", "d": 64, "causal": 0}
+    rows = results.select(dtype="f32", **where) or [
+        row for row in results.select(dtype="bf16", **where)
+        if row.keys.get("G", 1) == 1 and row.keys.get("chip", "hot") == "hot"]
     lengths = {row.keys.get("N", 0) for row in rows}
     if not lengths:
         return []
@@ -95,15 +100,20 @@ def ladder_chart(found: Iterable[tuple[Path, Results]]) -> Chart:
         for stage, results in sorted(runs, key=lambda run: run[0].name):
             rows = best(stage, results)
             share, n = spread(rows, "of_roof").scaled(100), rows[0].keys["N"]
-            note = f"{significant(share.mid, 2)} %, {significant(1e-9 * median(rows, 'flops'))} GFLOP/s"
-            bars.append(Bar(stage.name.replace("_", " "), share, note + (f", N {n}" if n != LADDER_N else "")))
+            speed = median(rows, "flops")
+            text = f"{significant(1e-9 * speed)} GFLOP/s" if speed < 1e12 else f"{significant(1e-12 * speed)} TFLOP/s"
+            note = f"{significant(share.mid, 2)} %, {text}"
+            half = rows[0].dtype == "bf16"
+            bars.append(Bar(stage.name.replace("_", " ") + (", bf16" if half else ""), share,
+                            note + (f", N {n}" if n != LADDER_N else "")))
         context = runs[0][1].context
-        panels.append(Bars(f"{'GPU' if gpu else 'CPU'}: {context['device']}", bars, "Share of this machine's FMA peak"))
+        label = "Share of this machine's FMA peak" + (" (bf16: of a matrix product)" if half else "")
+        panels.append(Bars(f"{'GPU' if gpu else 'CPU'}: {context['device']}", bars, label))
     if not panels:
         raise BadResults("no stage has a recorded forward row with d:64, causal:0, f32; measure and record one first")
     formula = context["flop_formula"]
     return Chart("ladder", "How much of the machine each stage uses", panels,
-                 f"Forward, N {LADDER_N}, d 64, no mask, f32 · median and middle half · FLOPs: {formula}")
+                 f"Forward, N {LADDER_N}, d 64, no mask, f32 unless said · median and middle half · FLOPs: {formula}")
 
 
 # ---------------------------------------------------------------- one page: this machine beside the recorded ones
