@@ -71,8 +71,7 @@ struct Shared {
   Task task[Tiles::Q_buffers];
 };
 
-// ---- the softmax of a block of keys; a thread's rows are r = 0 (lane / 4) and r = 1 (8 below)
-// ----
+// ---- softmax of a block of keys; a thread's rows are r = 0 (lane / 4) and r = 1 (8 below) ----
 
 // S_ij = -inf where row i does not see key j; limit[r] counts visible columns from the thread's
 // first.
