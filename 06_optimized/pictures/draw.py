@@ -562,20 +562,20 @@ def ring() -> None:
             p.text(x + w / 2, y0 + 23 + 20 * k, f"{value}", 12, "middle")
             x += w
     left, scale, y = 110.0, 0.142, 346.0
-    copies: list[Bar] = [(0, 512, "c", "K, V 0"), (512, 1024, "c", "K, V 1")]
+    copies: list[Bar] = [(0, 512, "c", "K, V 0"), (512, 768, "c", "K 1")]
     tensor: list[Bar] = []
     warps: list[Bar] = []
     for j in range(2):
         t = 512 + 1536.0 * j
         tensor += [(t, t + 512, "S", f"S {j}"), (t + 1024, t + 1536, "O", f"P V {j}")]
         warps.append((t + 512, t + 1024, "P", f"softmax {j}"))
-        copies += [(t + 512, t + 768, "c", f"K {j + 2}"), (t + 1536, t + 1792, "c", f"V {j + 2}")]
+        copies += [(t + 1536, t + 1792, "c", f"V {j + 1}"), (t + 1792, t + 2048, "c", f"K {j + 2}")]
     tensor.append((3584, 4096, "S", "S 2"))
     lane(p, y, "copy engine", copies, left, scale)
     lane(p, y + 28, "tensor cores", idle(tensor, 0, 4096), left, scale)
     lane(p, y + 56, "warps", warps, left, scale)
     p.text(
-        24, 456, "A block. K of a tile is free again after S, V after P V. The copies are not to scale.", 12, fill=MUTED
+        24, 456, "A block. The one buffer of V is free again after P V. The copies are not to scale.", 12, fill=MUTED
     )
     p.write()
 
