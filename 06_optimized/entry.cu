@@ -40,10 +40,9 @@ int device_capability() {
   return 10 * major + minor;
 }
 
-// The kernel that `best` stands for on this GPU.
+// On this GPU, which is asked only if it matters.
 Kernel chosen(Kernel kernel) {
-  if (kernel != Kernel::best) return kernel;
-  return device_capability() == 90 ? Kernel::hopper : Kernel::fa2;
+  return kernel == Kernel::best ? optimized::chosen(kernel, device_capability()) : kernel;
 }
 
 template <class X>
@@ -99,6 +98,18 @@ const Rung* rungs(std::size_t& count) {
 
 const char* name(Kernel kernel) { return kernel == Kernel::best ? "best" : rung(kernel).name; }
 
+Kernel chosen(Kernel kernel, int here) {
+  if (kernel != Kernel::best) return kernel;
+  return here == 90 ? Kernel::hopper : Kernel::fa2;
+}
+
+std::string wrong_capability(const Rung& r, int here) {
+  const bool alone = r.capability == 90;  // what is built for sm_90a runs nowhere else
+  if (alone ? here == r.capability : here >= r.capability) return {};
+  return std::string(r.name) + " is built for compute capability " + capability(r.capability) +
+         (alone ? " alone" : " and later") + ", this GPU is " + capability(here);
+}
+
 std::size_t scratch_bytes(const Problem& p, Kernel kernel) {
   const bool masked = p.causal != Causal::none || p.key_lengths;
   return masked && chosen(kernel) == Kernel::hopper ? sizeof(unsigned) : 0;
@@ -107,10 +118,7 @@ std::size_t scratch_bytes(const Problem& p, Kernel kernel) {
 template <class T>
 std::string unsupported(const Problem& p, const Forward<T>& t, Kernel kernel) {
   const Rung& r = rung(chosen(kernel));
-  const int here = device_capability();
-  if (here < r.capability || (r.capability == 90 && here != 90))
-    return std::string(r.name) + " is built for compute capability " + capability(r.capability) +
-           (r.capability == 90 ? " alone" : " and later") + ", this GPU is " + capability(here);
+  if (std::string why = wrong_capability(r, device_capability()); !why.empty()) return why;
   if (!(float(p.softmax_scale()) > 0)) {
     std::ostringstream text;
     text << r.name << ": scale must be > 0 in fp32, got " << p.softmax_scale()

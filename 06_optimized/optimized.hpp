@@ -45,6 +45,11 @@ struct Rung {
 const Rung* rungs(std::size_t& count);  // in the order of the ladder
 const char* name(Kernel kernel);
 
+// Who runs where; `here` is a GPU's compute capability, 80 for 8.0. The kernel that `best` stands
+// for (any other stands for itself), and why a rung cannot run: a sentence, or empty.
+Kernel chosen(Kernel kernel, int here);
+std::string wrong_capability(const Rung& r, int here);
+
 struct Options {
   Kernel kernel = Kernel::best;
   cudaStream_t stream = nullptr;

@@ -123,6 +123,35 @@ bool on_hopper() { return unavailable(Kernel::hopper).empty(); }
 
 // ---- the choice ----
 
+// By numbers alone: these two run without a GPU.
+TEST(Capability, OfTheBestKernel) {
+  for (int here : {80, 86, 100}) EXPECT_EQ(optimized::chosen(Kernel::best, here), Kernel::fa2);
+  EXPECT_EQ(optimized::chosen(Kernel::best, 90), Kernel::hopper);
+  for (int here : {80, 86, 90, 100}) {  // who is named is taken, even where it cannot run
+    EXPECT_EQ(optimized::chosen(Kernel::mma, here), Kernel::mma);
+    EXPECT_EQ(optimized::chosen(Kernel::hopper, here), Kernel::hopper);
+  }
+}
+
+TEST(Capability, ThatARungWants) {
+  const auto why_not = [](Kernel kernel, int here) {
+    std::size_t count = 0;
+    const optimized::Rung* r = optimized::rungs(count);
+    while (r->kernel != kernel) ++r;
+    return optimized::wrong_capability(*r, here);
+  };
+  for (int here : {80, 86, 90, 100}) EXPECT_EQ(why_not(Kernel::mma, here), "");
+  EXPECT_EQ(why_not(Kernel::mma, 75),
+            "mma is built for compute capability 8.0 and later, this GPU is 7.5");
+  EXPECT_EQ(why_not(Kernel::hopper, 90), "");
+  EXPECT_EQ(why_not(Kernel::hopper, 80),
+            "hopper is built for compute capability 9.0 alone, this GPU is 8.0");
+  EXPECT_EQ(why_not(Kernel::hopper, 86),
+            "hopper is built for compute capability 9.0 alone, this GPU is 8.6");
+  EXPECT_EQ(why_not(Kernel::hopper, 100),
+            "hopper is built for compute capability 9.0 alone, this GPU is 10.0");
+}
+
 TEST_F(Gpu, ForwardSaysWhichKernelItChose) {
   for (Int d : {8, 64, 128, 200}) {
     ForwardCase<bf16> c(spec(65, 130, d, Causal::top_left), true);
@@ -254,15 +283,6 @@ TEST_F(Gpu, ScratchIsAskedFor) {
                  optimized::forward(c.p, as_device<__nv_bfloat16>(c.call().t), {Kernel::hopper});
                }),
                {"hopper needs scratch_bytes() = 4 bytes of scratch, got null"});
-}
-
-TEST_F(Gpu, SaysWhichGpuARungWants) {
-  for (Kernel kernel : {Kernel::hopper, Kernel::wgmma}) {
-    Problem p;
-    p.d = 128;
-    const std::string why = optimized::unsupported(p, Forward<__nv_bfloat16>{}, kernel);
-    if (!why.empty()) expect_words(why, {"compute capability 9.0 alone", "this GPU is"});
-  }
 }
 
 }  // namespace

@@ -10,8 +10,8 @@
 // and O are alive at once, 64 + 32 + 64 of a thread's 240.
 //
 // Measured: 664 TFLOP/s after 649.
+#include "06_optimized/forward/softmax.cuh"
 #include "06_optimized/optimized.hpp"
-#include "06_optimized/ptx/mma.cuh"
 #include "06_optimized/ptx/tma.cuh"
 #include "06_optimized/ptx/wgmma.cuh"
 
@@ -27,67 +27,6 @@ struct Shared {
   alignas(1024) T Q[Br * D], K[stages][Bc * D], V[stages][Bc * D];
   Barrier Q_full, K_full[stages], K_free[stages], V_full[stages], V_free[stages];
 };
-
-// ---- the softmax of a tile; a thread's rows are r = 0 (lane / 4) and r = 1 (8 below) ----
-
-// S_ij = -inf where row i does not see key j; limit[r] counts visible columns from the thread's
-// first.
-__device__ void hide(float (&S)[Bc / 2], const int (&limit)[2]) {
-#pragma unroll
-  for (int i = 0; i < Bc / 2; ++i)
-    if (8 * (i / 4) + i % 2 >= limit[i / 2 % 2]) S[i] = -INFINITY;
-}
-
-// m = max(m, max_j S_ij), alpha = 2^(c (m_before - m)). m is before scaling, mc = c m after it.
-__device__ void new_maximum(const float (&S)[Bc / 2], float c, float (&m)[2], float (&mc)[2],
-                            float (&alpha)[2]) {
-#pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    float even = fmaxf(m[r], S[2 * r]), odd = S[2 * r + 1];
-#pragma unroll
-    for (int i = 4 + 2 * r; i < Bc / 2; i += 4) {
-      even = fmaxf(even, S[i]);
-      odd = fmaxf(odd, S[i + 1]);
-    }
-    float largest = fmaxf(even, odd);
-    largest = fmaxf(largest, __shfl_xor_sync(0xffffffff, largest, 1));
-    largest = fmaxf(largest, __shfl_xor_sync(0xffffffff, largest, 2));
-    // A row that has seen nothing yet: any finite number will do, its weights are 2^-inf = 0.
-    mc[r] = largest == -INFINITY ? 0 : largest * c;
-    alpha[r] = ex2(fmaf(m[r], c, -mc[r]));
-    m[r] = largest;
-  }
-}
-
-// P_ij = 2^(c S_ij - mc) in place of S, l = alpha l + sum_j P_ij
-__device__ void weights(float (&S)[Bc / 2], float c, const float (&mc)[2], const float (&alpha)[2],
-                        float (&l)[2]) {
-#pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    float even = l[r] * alpha[r], odd = 0;
-#pragma unroll
-    for (int i = 2 * r; i < Bc / 2; i += 4) {
-      S[i] = ex2(fmaf(S[i], c, -mc[r]));
-      S[i + 1] = ex2(fmaf(S[i + 1], c, -mc[r]));
-      even += S[i];
-      odd += S[i + 1];
-    }
-    l[r] = even + odd;
-  }
-}
-
-// The weights as A of the next product: they stay where they are.
-__device__ void round_to(std::uint32_t (&P)[Bc / 16][4], const float (&S)[Bc / 2]) {
-#pragma unroll
-  for (int j = 0; j < Bc / 16; ++j)
-#pragma unroll
-    for (int k = 0; k < 4; ++k) P[j][k] = rounded_pair<T>(S[8 * j + 2 * k], S[8 * j + 2 * k + 1]);
-}
-
-__device__ void scale_rows(float (&O)[D / 2], const float (&factor)[2]) {
-#pragma unroll
-  for (int i = 0; i < D / 2; ++i) O[i] *= factor[i / 2 % 2];
-}
 
 struct Maps {
   CUtensorMap Q, K, V, O;
@@ -177,7 +116,7 @@ __device__ void compute(Shared& shared, const Maps& maps, const Problem& p, cons
     hide_in_tile(S, j);
     new_maximum(S, c, m, mc, alpha);
     weights(S, c, mc, alpha, l);
-    round_to(P, S);
+    round_to<T>(P, S);
   }
   // A step: S of tile j and O += P V of the tile before are under way together, and the softmax of
   // tile j begins when S is there.
@@ -202,7 +141,7 @@ __device__ void compute(Shared& shared, const Maps& maps, const Problem& p, cons
     weights(S, c, mc, alpha, l);
     wgmma_wait<0>(O);
     if (leader) arrive(&shared.V_free[before.at]);
-    round_to(P, S);
+    round_to<T>(P, S);
     scale_rows(O, alpha);
   };
   --j;
@@ -221,29 +160,16 @@ __device__ void compute(Shared& shared, const Maps& maps, const Problem& p, cons
   // O_i = O / l, L_i = m + log l. A row without keys has l = 0: O = 0 and L = -inf.
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    l[r] += __shfl_xor_sync(0xffffffff, l[r], 1);
-    l[r] += __shfl_xor_sync(0xffffffff, l[r], 2);
+    l[r] = row_sum(l[r]);
     if (t.LSE && lane % 4 == 0 && row + 8 * r < at.rows)
       t.LSE[(at.b * p.Hq + at.h) * p.Nq + at.i0 + row + 8 * r] =
           l[r] == 0 ? -INFINITY : m[r] * scale + __logf(l[r]);
-    const float inverse = 1 / l[r];
-#pragma unroll
-    for (int i = 2 * r; i < D / 2; i += 4) {
-      O[i] = l[r] == 0 ? 0 : O[i] * inverse;
-      O[i + 1] = l[r] == 0 ? 0 : O[i + 1] * inverse;
-    }
+    divide(r, O, l[r]);
   }
 
   // A warp's 16 rows leave by themselves, through what was the tile of Q.
   T* Oi = shared.Q + (64 * group + 16 * warp) * 64;
-#pragma unroll
-  for (int x = 0; x < D / 16; ++x) {
-    std::uint32_t fragment[4];
-#pragma unroll
-    for (int k = 0; k < 4; ++k)
-      fragment[k] = rounded_pair<T>(O[8 * x + 2 * k], O[8 * x + 2 * k + 1]);
-    stmatrix(Oi + x / 4 * Br * 64 + swizzled_chunk(lane % 16, 2 * (x % 4) + lane / 16), fragment);
-  }
+  put<Br>(Oi, O, lane);
   fence_async();
   __syncwarp();
   if (lane == 0) {

@@ -1,0 +1,154 @@
+// What rungs 5 to 12 have in common: the softmax of a block of scores that a warpgroup holds in its
+// registers, and how O leaves them.
+//
+// A warpgroup holds S, 64 rows and 2 n columns, as wgmma.cuh says: a thread has n numbers, in two
+// rows, r = 0 (lane / 4 of its warp's 16) and r = 1 (8 below). S[i] is in row r = i / 2 % 2, and
+// four lanes share a row. O lies likewise.
+//
+// Scores and maxima m are before scaling; with c = scale log2 e, exp(scale x) = 2^(c x).
+#pragma once
+#include <cfloat>
+#include <cstdint>
+
+#include "06_optimized/ptx/mma.cuh"
+#include "06_optimized/ptx/tma.cuh"
+
+namespace fa::optimized {
+
+// S_ij = -inf where row i does not see key j; limit[r] counts visible columns from the thread's
+// first.
+template <int n>
+__device__ void hide(float (&S)[n], const int (&limit)[2]) {
+#pragma unroll
+  for (int i = 0; i < n; ++i)
+    if (8 * (i / 4) + i % 2 >= limit[i / 2 % 2]) S[i] = -INFINITY;
+}
+
+// ---- of one row, r ----
+
+// m = max(m, max_j S_ij), mc = c m, alpha = 2^(c (m_before - m)).
+template <bool clamp, int n>
+__device__ void new_maximum_of(int r, const float (&S)[n], float c, float& m, float& mc,
+                               float& alpha) {
+  float even = fmaxf(m, S[2 * r]), odd = S[2 * r + 1];
+#pragma unroll
+  for (int i = 4 + 2 * r; i < n; i += 4) {
+    even = fmaxf(even, S[i]);
+    odd = fmaxf(odd, S[i + 1]);
+  }
+  float largest = fmaxf(even, odd);
+  largest = fmaxf(largest, __shfl_xor_sync(0xffffffff, largest, 1));
+  largest = fmaxf(largest, __shfl_xor_sync(0xffffffff, largest, 2));
+  // A row that has seen nothing yet: any finite number will do, its weights are 2^-inf = 0. A
+  // comparison and a choice; or, clamped, one instruction: rung 12 has that.
+  mc = clamp ? fmaxf(largest * c, -FLT_MAX) : largest == -INFINITY ? 0 : largest * c;
+  alpha = ex2(fmaf(m, c, -mc));
+  m = largest;
+}
+
+// P_ij = 2^(c S_ij - mc) in place of S, l = alpha l + sum_j P_ij: of this thread's columns.
+template <int n>
+__device__ void weights_of(int r, float (&S)[n], float c, float mc, float alpha, float& l) {
+  float even = l * alpha, odd = 0;
+#pragma unroll
+  for (int i = 2 * r; i < n; i += 4) {
+    S[i] = ex2(fmaf(S[i], c, -mc));
+    S[i + 1] = ex2(fmaf(S[i + 1], c, -mc));
+    even += S[i];
+    odd += S[i + 1];
+  }
+  l = even + odd;
+}
+
+// ---- of both rows. Rungs 5 to 9: first the maxima, then the weights ----
+
+template <int n>
+__device__ void new_maximum(const float (&S)[n], float c, float (&m)[2], float (&mc)[2],
+                            float (&alpha)[2]) {
+#pragma unroll
+  for (int r = 0; r < 2; ++r) new_maximum_of<false>(r, S, c, m[r], mc[r], alpha[r]);
+}
+
+template <int n>
+__device__ void weights(float (&S)[n], float c, const float (&mc)[2], const float (&alpha)[2],
+                        float (&l)[2]) {
+#pragma unroll
+  for (int r = 0; r < 2; ++r) weights_of(r, S, c, mc[r], alpha[r], l[r]);
+}
+
+// ---- Rungs 10 to 12: row by row ----
+
+// In which order all this is done is up to ptxas. It takes both maxima first, and nothing else can
+// run beside them. But it moves nothing over a branch, even over one that is never taken: no factor
+// alpha is negative, which ptxas does not know. With such a branch after the first maximum, the
+// second is taken between the exponentials of the first row.
+enum class Branch {
+  none,
+  after_first_maximum,
+  after_weights  // not here, but in rung 12, between softmax() and the wait for O
+};
+
+// m = max(m, max_j S_ij), alpha = 2^(c (m_before - m)), P_ij = 2^(c (S_ij - m)) in place of S,
+// l = alpha l + sum_j P_ij.
+// [quote softmax]
+template <Branch branch = Branch::none, bool clamp = false, int n>
+__device__ void softmax(float (&S)[n], float c, float (&m)[2], float (&l)[2], float (&alpha)[2]) {
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    float mc;
+    new_maximum_of<clamp>(r, S, c, m[r], mc, alpha[r]);
+    if (branch == Branch::after_first_maximum && r == 0 && alpha[r] < 0) asm volatile("brkpt;");
+    weights_of(r, S, c, mc, alpha[r], l[r]);
+  }
+}
+// [end quote]
+
+// ---- the next product, and the end ----
+
+// P as A of the next product, O += P V: the numbers stay where they are.
+template <class T, int n>
+__device__ void round_to(std::uint32_t (&P)[n / 8][4], const float (&S)[n]) {
+#pragma unroll
+  for (int j = 0; j < n / 8; ++j)
+#pragma unroll
+    for (int k = 0; k < 4; ++k) P[j][k] = rounded_pair<T>(S[8 * j + 2 * k], S[8 * j + 2 * k + 1]);
+}
+
+// O = alpha O.
+template <int n>
+__device__ void scale_rows(float (&O)[n], const float (&factor)[2]) {
+#pragma unroll
+  for (int i = 0; i < n; ++i) O[i] *= factor[i / 2 % 2];
+}
+
+// l of a row: the sum of what its four lanes have added up.
+__device__ inline float row_sum(float l) {
+  l += __shfl_xor_sync(0xffffffff, l, 1);
+  return l + __shfl_xor_sync(0xffffffff, l, 2);
+}
+
+// Row r: O = O / l. A row without keys has l = 0: O = 0.
+template <int n>
+__device__ void divide(int r, float (&O)[n], float l) {
+  const float inverse = 1 / l;
+#pragma unroll
+  for (int i = 2 * r; i < n; i += 4) {
+    O[i] = l == 0 ? 0 : O[i] * inverse;
+    O[i + 1] = l == 0 ? 0 : O[i + 1] * inverse;
+  }
+}
+
+// A warp's 16 rows of O, rounded, to where they begin in a tile of Br rows that TMA will store.
+template <int Br, class T, int n>
+__device__ void put(T* to, const float (&O)[n], int lane) {
+#pragma unroll
+  for (int x = 0; x < n / 8; ++x) {
+    std::uint32_t fragment[4];
+#pragma unroll
+    for (int k = 0; k < 4; ++k)
+      fragment[k] = rounded_pair<T>(O[8 * x + 2 * k], O[8 * x + 2 * k + 1]);
+    stmatrix(to + x / 4 * Br * 64 + swizzled_chunk(lane % 16, 2 * (x % 4) + lane / 16), fragment);
+  }
+}
+
+}  // namespace fa::optimized
