@@ -22,6 +22,7 @@ expect 2 "no skeleton 06_optimized/exercise/2_cp_async.cu" ./learn practice 06 2
 expect 2 "no skeleton 06_optimized/exercise/mma.cu; there are: forward/1_mma.cu" ./learn practice 06 mma.cu
 expect 2 "no option '--fast'" ./learn charts --fast
 expect 2 "unknown stage '7'" ./learn charts 7
+expect 2 "sweep has no option '--record'" ./learn sweep --only 04 --record
 expect 2 "no option '--solve'" ./learn hunt 00 --solve
 expect 2 "no skeleton 00_naive/exercise/other.cpp" ./learn practice 00 other.cpp
 expect 2 "doctor takes no arguments" ./learn doctor now
