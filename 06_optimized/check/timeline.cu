@@ -1,5 +1,6 @@
-// One rung of the ladder by itself, for timeline.py: its speed and, if it was instrumented, what
-// block 66 did when. FA_RUNG: the file; FA_LAUNCH_RUNG: its launch function.
+// One rung of a ladder by itself, for timeline.py: its speed and, if it was instrumented, what
+// block 66 did when. FA_RUNG: the file; FA_LAUNCH_RUNG: its launch function; FA_BACKWARD: of the
+// backward ladder.
 #include FA_RUNG
 
 #include <algorithm>
@@ -10,11 +11,11 @@
 namespace {
 
 using namespace fa;
+using T = __nv_bfloat16;
 
 // Normal numbers, the same in every run.
-__global__ void fill(__nv_bfloat16* to, std::int64_t count, unsigned seed) {
+__global__ void fill(T* to, unsigned seed) {
   const std::int64_t e = std::int64_t(blockIdx.x) * blockDim.x + threadIdx.x;
-  if (e >= count) return;
   unsigned bits[2] = {unsigned(e) * 2654435761u + seed, unsigned(e) * 2246822519u + 3 * seed};
   for (unsigned& x : bits) {
     x = (x ^ x >> 16) * 0x7feb352du;
@@ -25,14 +26,55 @@ __global__ void fill(__nv_bfloat16* to, std::int64_t count, unsigned seed) {
   to[e] = __float2bfloat16(sqrtf(-2 * logf(u)) * cosf(6.2831853f * v));
 }
 
-void launch(const Problem& p, const Forward<__nv_bfloat16>& t) {
-  const float scale = float(p.softmax_scale());
-#ifdef FA_WITH_COUNTER
-  optimized::FA_LAUNCH_RUNG(p, t, scale, nullptr, nullptr);
-#else
-  optimized::FA_LAUNCH_RUNG(p, t, scale, nullptr);
-#endif
+#ifdef FA_BACKWARD
+__global__ void set(float* to, float x) {
+  to[std::int64_t(blockIdx.x) * blockDim.x + threadIdx.x] = x;
 }
+#endif
+
+// Tensors of one problem, and what a call of the kernel is.
+struct Case {
+  Problem p;
+  std::vector<DeviceMemory> memory;
+
+  template <class X>
+  X* room(std::int64_t count) {
+    memory.emplace_back(sizeof(X) * std::size_t(count));
+    return memory.back().as<X>();
+  }
+  View<T> tensor(unsigned seed) {
+    const std::int64_t count = p.B * p.Hq * p.Nq * p.d;
+    T* const x = room<T>(count);
+    FA_LAUNCH(fill, dim3(unsigned(count / 256)), dim3(256), 0, nullptr, x, seed);
+    return contiguous(x, p.Hq, p.Nq, p.d);
+  }
+#ifdef FA_BACKWARD
+  // Scores are normal numbers, so L = log(Nk e^(1/2)), nearly; O and dO may be any.
+  const float* LSE() {
+    const std::int64_t count = p.B * p.Hq * p.Nq;
+    float* const x = room<float>(count);
+    FA_LAUNCH(set, dim3(unsigned(count / 256)), dim3(256), 0, nullptr, x,
+              std::log(float(p.Nk)) + 0.5f);
+    return x;
+  }
+  const std::int64_t rows = optimized::Passed::padded_rows(p.Nq), all_rows = p.B * p.Hq * rows;
+  const Backward<T> t{tensor(1), tensor(2), tensor(3), tensor(4), tensor(5),
+                      LSE(),     tensor(6), tensor(7), tensor(8)};
+  const optimized::Passed passed{room<float>(all_rows), room<float>(all_rows),
+                                 room<float>(all_rows* optimized::Passed::padded(p.d)),
+                                 room<unsigned>(all_rows / 64), rows};
+  void launch() { optimized::FA_LAUNCH_RUNG(p, t, float(p.softmax_scale()), passed, nullptr); }
+#else
+  const Forward<T> t{tensor(1), tensor(2), tensor(3), tensor(4), nullptr};
+  void launch() {
+#ifdef FA_WITH_COUNTER
+    optimized::FA_LAUNCH_RUNG(p, t, float(p.softmax_scale()), nullptr, nullptr);
+#else
+    optimized::FA_LAUNCH_RUNG(p, t, float(p.softmax_scale()), nullptr);
+#endif
+  }
+#endif
+};
 
 int run() {
   Problem p;
@@ -40,23 +82,14 @@ int run() {
   p.Hq = p.Hkv = 16;
   p.Nq = p.Nk = 4096;
   p.d = 128;
-  const std::int64_t count = p.B * p.Hq * p.Nq * p.d;
-  std::vector<DeviceMemory> memory;
-  std::vector<View<__nv_bfloat16>> views;
-  for (unsigned seed = 1; seed <= 4; ++seed) {
-    memory.emplace_back(sizeof(__nv_bfloat16) * std::size_t(count));
-    views.push_back(contiguous(memory.back().as<__nv_bfloat16>(), p.Hq, p.Nq, p.d));
-    FA_LAUNCH(fill, dim3(unsigned(count / 256)), dim3(256), 0, nullptr, views.back().data, count,
-              seed);
-  }
-  const Forward<__nv_bfloat16> t{views[0], views[1], views[2], views[3], nullptr};
+  Case c{p};
   cudaEvent_t begin, end;
   FA_CUDA_CHECK(cudaEventCreate(&begin));
   FA_CUDA_CHECK(cudaEventCreate(&end));
   std::vector<float> times;
   for (int n = 0; n < 30; ++n) {
     FA_CUDA_CHECK(cudaEventRecord(begin));
-    launch(p, t);
+    c.launch();
     FA_CUDA_CHECK(cudaEventRecord(end));
     FA_CUDA_CHECK(cudaEventSynchronize(end));
     float ms = 0;
@@ -66,11 +99,13 @@ int run() {
   std::sort(times.begin(), times.end());
   std::printf("ms %.5f\n", double(times[times.size() / 2]));
 #ifdef FA_STAMPS
-  static uint2 stamps[2][FA_STAMPS];
+  static uint2 stamps[FA_WHO][FA_STAMPS];
+  FA_CUDA_CHECK(cudaMemcpyToSymbol(fa_stamps, stamps, sizeof stamps));  // of one launch alone
+  c.launch();
   FA_CUDA_CHECK(cudaMemcpyFromSymbol(stamps, fa_stamps, sizeof stamps));
-  for (int group = 0; group < 2; ++group)
-    for (const uint2& s : stamps[group])
-      if (s.x) std::printf("%d %u %u\n", group, s.x, s.y);
+  for (int who = 0; who < FA_WHO; ++who)
+    for (const uint2& s : stamps[who])
+      if (s.x) std::printf("%d %u %u\n", who, s.x, s.y);
 #endif
   return 0;
 }

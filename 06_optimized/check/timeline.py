@@ -1,8 +1,10 @@
-"""What the two warpgroups of a block do when: clock stamps in copies of rungs 7 to 12, drawn as bars.
+"""What the warpgroups of a block do when, and its loader: clock stamps in copies of the Hopper rungs, drawn as bars.
 
     python3 06_optimized/check/timeline.py measure 06_optimized/results/timeline.json     needs nvcc and a GPU of compute capability 9.0
     python3 06_optimized/check/timeline.py draw 06_optimized/results/timeline.json 06_optimized/results/timeline.svg
     python3 06_optimized/check/timeline.py check                     do the rules below still fit the rungs?
+
+`measure --ladder backward` does the same for the backward kernels; `draw` sees from the file which they are.
 
 The lessons stay as they are: stamps are put into a copy, before it is compiled. They disturb: the time with and without
 them is measured in the same call, and drawn beside each rung.
@@ -16,37 +18,170 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-FORWARD = ROOT / "06_optimized" / "forward"
-RUNGS = {"specialised": "7_specialised", "lock": "8_pingpong", "no_lock": "8_pingpong", "overlap": "9_overlap",
-         "rows": "10_rows", "persistent": "11_persistent", "hopper": "12_hopper"}
-TITLES = {"specialised": "7 specialised", "lock": "8 lock", "no_lock": "8 no lock", "overlap": "9 overlap",
-          "rows": "10 rows", "persistent": "11 persistent", "hopper": "12 hopper"}
-S_ISSUED, S_THERE, PV_ISSUED, O_THERE, SCALED = range(1, 6)
-STAMPS = 1200
-# Where a stamp goes: before or after a line of compute().
-RULES = ((S_ISSUED, "before", r"\bmultiply_transposed<"), (S_THERE, "after", r"\bwgmma_wait<\d>\(S\);"),
-         (PV_ISSUED, "before", r"\bmultiply_add<"), (O_THERE, "after", r"\bwgmma_wait<0>\(O\);"),
-         (SCALED, "after", r"\bscale_rows\(O, alpha\);"))
+STAGE = ROOT / "06_optimized"
+STAMPS = 600  # of each thread that stamps: some 60 steps
+
+
+# ---------------------------------------------------------------- what is stamped, and what is drawn
+
+@dataclass(frozen=True)
+class Rule:
+    """A stamp before or after each call that the pattern finds.
+
+    `{what}` in the name is the pattern's group of that name. A tagged stamp also notes an address in shared memory,
+    that of the barrier: the call's argument that ends in `full`. Asked for and found are paired by it.
+    """
+
+    name: str
+    where: str
+    pattern: str
+    tagged: bool = False
+
+
+@dataclass(frozen=True)
+class Function:
+    """Whose calls are stamped, into which of the lists, and by which of its threads."""
+
+    name: str
+    who: str
+    thread: str
+
+
+@dataclass(frozen=True)
+class Bar:
+    """From one stamp to the next that ends it."""
+
+    name: str
+    begin: str
+    end: str
+    colour: str
+    key: str
+
+
+@dataclass(frozen=True)
+class Rung:
+    title: str
+    file: str
+    functions: tuple[Function, ...]
+    flags: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Ladder:
+    launch: str  # the prefix of the launch functions
+    flags: tuple[str, ...]
+    others: tuple[str, ...]  # files that the rungs call
+    rungs: dict[str, Rung]
+    rules: tuple[Rule, ...]
+    bars: tuple[Bar, ...]
+    lanes: tuple[tuple[str, int, tuple[str, ...]], ...]  # label, whose stamps, bars
+    loads: dict[str, tuple[str, str]]  # of which barriers (their `what`) the copies are drawn: colour, key
+    cycles: int  # drawn
+
+
+def issued(into: str) -> Rule:
+    """A product of wgmma: its first argument is what it adds to. The fence must be the last thing before it."""
+    return Rule(f"{into} issued", "before",
+                rf"(?:wgmma_fence\(\);\s*)?\bmultiply\w*<[^;()]*>\({into}\b|\bissue_sum\({into}\b")
+
+
+def product(into: str) -> tuple[Rule, Rule]:
+    return issued(into), Rule(f"{into} there", "after", rf"\bwgmma_wait<[^;()]*>\({into}\)")
+
+
+ASKED = Rule("asked", "before", r"\b(?:bring[<(]|arrive_expecting\()", tagged=True)
+FOUND = Rule("found {what}", "after", r"\bwait\(&shared\.(?P<what>\w*?)_?full\b", tagged=True)
+
+GROUP = Function("compute", "threadIdx.x / 128 - 1", "threadIdx.x % 128 == 0")
+LOADER, PUSHERS = 2, 3  # groups are 0 and 1; a pusher for each
+LOAD = Function("load", str(LOADER), "true")  # one thread calls it
+ROLES = (GROUP, LOAD)
+
+FORWARD = Ladder(
+    launch="launch_",
+    flags=(),
+    others=("forward/3_swizzle.cu",),
+    rungs={
+        "wgmma": Rung("5 wgmma", "forward/5_wgmma.cu", (Function("wgmma_kernel", "0", "threadIdx.x == 0"),)),
+        "ring": Rung("6 ring", "forward/6_ring.cu", (Function("compute", "0", "threadIdx.x == 0"), LOAD)),
+        "specialised": Rung("7 specialised", "forward/7_specialised.cu", ROLES),
+        "lock": Rung("8 lock", "forward/8_pingpong.cu", ROLES),
+        "no_lock": Rung("8 no lock", "forward/8_pingpong.cu", ROLES),
+        "overlap": Rung("9 overlap", "forward/9_overlap.cu", ROLES),
+        "rows": Rung("10 rows", "forward/10_rows.cu", ROLES),
+        "persistent": Rung("11 persistent", "forward/11_persistent.cu", ROLES),
+        "hopper": Rung("12 hopper", "forward/12_hopper.cu", ROLES, ("-DFA_WITH_COUNTER",)),
+    },
+    rules=(*product("S"), *product("O"), Rule("scaled", "after", r"\bscale_rows\(O, alpha\)"), ASKED, FOUND),
+    bars=(
+        Bar("S", "S issued", "S there", "#0072b2", "Q K^T: issue until S is there"),
+        Bar("PV", "O issued", "O there", "#56b4e9", "P V: issue until O is waited for"),
+        Bar("softmax", "S there", "scaled", "#e69f00", "softmax: from S to the scaled O"),
+    ),
+    lanes=(("1", 0, ("S", "PV", "softmax")), ("2", 1, ("S", "PV", "softmax"))),
+    loads={"K": ("#009e73", "K: asked for until found"), "V": ("#cc79a7", "V: the same"),
+           "": ("#666666", "K and V by one barrier (rung 5)")},
+    cycles=9000,
+)
+
+BACKWARD_ROLES = (*ROLES, Function("push", f"{PUSHERS} + threadIdx.x / 32", "true"))  # stamps: its elected thread
+BACKWARD = Ladder(
+    launch="launch_backward_",
+    flags=("-DFA_BACKWARD",),
+    others=("backward/0_around.cu", "backward/2_swizzle.cu"),
+    rungs={
+        "early": Rung("6 early", "backward/6_early.cu", BACKWARD_ROLES),
+        "at_once": Rung("7 at once", "backward/7_at_once.cu", BACKWARD_ROLES),
+        "hopper": Rung("8 hopper", "backward/8_hopper.cu", BACKWARD_ROLES),
+    },
+    # Of dV and dK there is no wait of their own: products end in order, and the next one is waited for.
+    rules=(*product("S"), *product("dP"), *product("dQ"), issued("dV"), issued("dK"),
+           Rule("dS rounded", "after", r"\bround_to(?:<T>)?\(\w+, dP\)"), ASKED, FOUND,
+           Rule("push asked", "before", r"\bbulk_add\("), Rule("push read", "after", r"\btma_wait_read\(\)")),
+    bars=(
+        Bar("S", "S issued", "S there", "#0072b2", "S: issue until waited for"),
+        Bar("dP", "dP issued", "dP there", "#56b4e9", "dP: the same"),
+        Bar("softmax", "S there", "dS rounded", "#e69f00", "P and dS: from S to the rounded dS"),
+        Bar("dV", "dV issued", "dQ there", "#009e73", "dV: until dQ is there, too"),
+        Bar("dQ", "dQ issued", "dQ there", "#d55e00", "dQ: issue until waited for"),
+        Bar("dK", "dK issued", "S there", "#cc79a7", "dK: until the next S is there, too"),
+        Bar("push", "push asked", "push read", "#999999", "dQ leaves: asked for until read"),
+    ),
+    lanes=(("1", 0, ("S", "dP", "softmax", "dV", "dQ", "dK")), ("2", 1, ("S", "dP", "softmax", "dV", "dQ", "dK")),
+           ("dQ 1", PUSHERS, ("push",)), ("dQ 2", PUSHERS + 1, ("push",))),
+    loads={"Q": ("#44aa99", "Q: asked for until found"), "dO": ("#882255", "dO: the same")},
+    cycles=14000,
+)
+LADDERS = {"forward": FORWARD, "backward": BACKWARD}
+
+
+class Bad(Exception):
+    pass
+
+
+# ---------------------------------------------------------------- stamps into a copy
+
 PRELUDE = f"""#include <cuda_runtime.h>
 #define FA_STAMPS {STAMPS}
-__device__ uint2 fa_stamps[2][FA_STAMPS];
+#define FA_WHO 5
+__device__ uint2 fa_stamps[FA_WHO][FA_STAMPS];
 """
-STAMP = "fa_stamp(fa_to, fa_left, {kind});"
 # By a predicate, not by a branch: ptxas moves nothing over a branch, so that one would change what is measured.
 FUNCTIONS = """
-__device__ inline void fa_stamp(uint2*& to, int& left, unsigned kind) {
+__device__ inline void fa_stamp(uint2*& to, int& left, unsigned what) {
   asm volatile(
       "{ .reg .pred p;\\n.reg .u32 t;\\n"
       "setp.gt.s32 p, %2, 0;\\n"
       "mov.u32 t, %%clock;\\n"
       "@p st.global.v2.u32 [%0], {%1, t}; }"
       :
-      : "l"(to), "r"(kind), "r"(left)
+      : "l"(to), "r"(what), "r"(left)
       : "memory");
   ++to;
   --left;
@@ -54,158 +189,270 @@ __device__ inline void fa_stamp(uint2*& to, int& left, unsigned kind) {
 """
 
 
-class Bad(Exception):
-    pass
+def arguments(text: str, at: int) -> tuple[list[str], int]:
+    """Of the call whose bracket is the first from `at` on, and where it ends."""
+    start = text.index("(", at) + 1
+    depth, parts = 1, [start]
+    for i in range(start, len(text)):
+        depth += (text[i] in "([{") - (text[i] in ")]}")
+        if depth == 0:
+            ends = [*(p - 1 for p in parts[1:]), i]
+            return [text[a:b].strip() for a, b in zip(parts, ends)], i + 1
+        if depth == 1 and text[i] == ",":
+            parts.append(i + 1)
+    raise Bad("a call without an end")
 
 
-def instrumented(text: str, name: str) -> str:
-    """The source with stamps in compute(); every rule must fit."""
-    lines = text.splitlines()
-    first = next((i for i, line in enumerate(lines) if re.search(r"\bvoid compute\(", line)), None)
-    if first is None:
-        raise Bad(f"{name}: no function compute()")
-    last = next(i for i in range(first, len(lines)) if lines[i] == "}")
-    fits = {kind: 0 for kind, _, _ in RULES}
-    out = [PRELUDE + FUNCTIONS, *lines[:first]]
-    leader = False
-    for line in lines[first:last]:
-        after = ""
-        for kind, where, pattern in RULES:
-            if re.search(pattern, line):
-                fits[kind] += 1
-                stamp = STAMP.format(kind=kind)
-                if where == "before":  # and before the fence, which must be the last thing before a product
-                    out.insert(len(out) - ("wgmma_fence();" in out[-1]), stamp)
-                else:
-                    after = stamp
-        out += [line] + ([after] if after else [])
-        if not leader and re.search(r"const bool leader = ", line):
-            leader = True
-            out.append("uint2* fa_to = fa_stamps[group]; int fa_left = leader && blockIdx.x == 66 ? FA_STAMPS : 0;")
-    missing = [pattern for kind, _, pattern in RULES if not fits[kind]]
-    if missing or not leader:
-        raise Bad(f"{name}: no line of compute() fits '{missing[0] if missing else 'const bool leader'}'")
-    return "\n".join([*out, *lines[last:]]) + "\n"
+def body(text: str, name: str) -> tuple[int, int]:
+    """Of the function, between its braces."""
+    start = re.search(rf"\b{name}\([^;{{}}]*\)\s*\{{", text)
+    if not start:
+        raise Bad(f"no function {name}()")
+    return start.end(), text.index("\n}", start.end())
 
 
-def built(folder: Path, kernel: str, stamps: bool) -> Path:
-    source = FORWARD / f"{RUNGS[kernel]}.cu"
-    if stamps:
-        copy = folder / f"{kernel}.cu"
-        copy.write_text(instrumented(source.read_text(encoding="utf-8"), source.name), encoding="utf-8")
-        source = copy
-    program = folder / f"{kernel}_{'stamps' if stamps else 'plain'}"
-    command = ["nvcc", "-std=c++20", "-O3", "-diag-suppress=554", "-gencode", "arch=compute_90a,code=sm_90a",
-               f"-I{ROOT}", f'-DFA_RUNG="{source}"', f"-DFA_LAUNCH_RUNG=launch_{kernel}"]
-    if kernel == "hopper":
-        command.append("-DFA_WITH_COUNTER")
-    command += [str(ROOT / "06_optimized/check/timeline.cu"), str(FORWARD / "3_swizzle.cu"), "-o", str(program)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+def stamped(text: str, function: Function, rules: Sequence[Rule], kinds: list[str]) -> str:
+    """The function's body. A stamp and its call are one expression, so that any `if` before them has both."""
+    pieces: list[tuple[int, str]] = []
+    for rule in rules:
+        for found in re.finditer(rule.pattern, text):
+            kind = rule.name.format(**found.groupdict())
+            if kind not in kinds:
+                kinds.append(kind)
+            what = str(kinds.index(kind) + 1)
+            if rule.tagged:
+                words, _ = arguments(text, found.start())
+                barrier = next((word for word in words if re.search(r"full\b", word)), None)
+                if not barrier:
+                    raise Bad(f"{function.name}(): no barrier among {', '.join(words)}")
+                what += f" | shared_address({barrier}) << 8"
+            stamp = f"fa_stamp(fa_to, fa_left, {what})"
+            if rule.where == "before":
+                pieces.append((found.start(), f"{stamp}, "))
+            else:
+                pieces.append((arguments(text, found.start())[1], f", {stamp}"))
+    for at, piece in sorted(pieces, reverse=True):
+        text = text[:at] + piece + text[at:]
+    return (f"\n  uint2* fa_to = fa_stamps[{function.who}];"
+            f"\n  int fa_left = {function.thread} && blockIdx.x == 66 ? FA_STAMPS : 0;" + text)
+
+
+def instrumented(text: str, ladder: Ladder, rung: Rung) -> tuple[str, list[str]]:
+    """The source with stamps, and the names of their kinds, from 1 on; every rule must fit."""
+    kinds: list[str] = []
+    try:
+        for function in rung.functions:
+            begin, end = body(text, function.name)
+            text = text[:begin] + stamped(text[begin:end], function, ladder.rules, kinds) + text[end:]
+    except Bad as error:
+        raise Bad(f"{rung.file}: {error}") from None
+    for rule in ladder.rules:
+        if not any(re.fullmatch(rule.name.format(what=r"\w*"), kind) for kind in kinds):
+            raise Bad(f"{rung.file}: no call fits '{rule.pattern}' ({rule.name})")
+    return PRELUDE + FUNCTIONS + text, kinds
+
+
+# ---------------------------------------------------------------- measured
+
+def nvcc(*words: str) -> None:
+    done = subprocess.run(["nvcc", "-std=c++20", "-O3", "-diag-suppress=554", "-gencode", "arch=compute_90a,code=sm_90a",
+                           f"-I{ROOT}", *words], capture_output=True, text=True, check=False)
     if done.returncode:
-        raise Bad(f"{kernel}: {done.stderr.strip()[:2000]}")
-    return program
+        raise Bad(f"{' '.join(words)}: {done.stderr.strip()[:2000]}")
 
 
-def output(program: Path) -> tuple[float, list[list[int]]]:
+def built(folder: Path, ladder: Ladder, kernel: str, stamps: bool) -> tuple[Path, list[str]]:
+    """Not yet a program: the others are linked to it."""
+    rung, kinds = ladder.rungs[kernel], []
+    source = STAGE / rung.file
+    if stamps:
+        text, kinds = instrumented(source.read_text(encoding="utf-8"), ladder, rung)
+        source = folder / f"{kernel}.cu"
+        source.write_text(text, encoding="utf-8")
+    target = folder / f"{kernel}_{'stamps' if stamps else 'plain'}.o"
+    nvcc(f'-DFA_RUNG="{source}"', f"-DFA_LAUNCH_RUNG={ladder.launch}{kernel}", *ladder.flags, *rung.flags,
+         "-c", str(STAGE / "check" / "timeline.cu"), "-o", str(target))
+    return target, kinds
+
+
+def output(program: Path, kinds: Sequence[str]) -> tuple[float, list[list[int]]]:
+    """Milliseconds, and the stamps: who, kind, address of the barrier or 0, clock."""
     done = subprocess.run([str(program)], capture_output=True, text=True, check=False)
     if done.returncode:
         raise Bad(f"{program.name}: {done.stderr.strip()}")
     head, *rest = done.stdout.splitlines()
-    return float(head.split()[1]), [[int(x) for x in line.split()] for line in rest]
+    found = []
+    for line in rest:
+        who, what, clock = map(int, line.split())
+        found.append([who, what & 255, what >> 8, clock])
+    if any(not 1 <= kind <= len(kinds) for _, kind, _, _ in found):
+        raise Bad(f"{program.name}: a stamp of no kind")
+    return float(head.split()[1]), found
 
 
-def measure(path: Path) -> None:
-    result: dict[str, object] = {}
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
+def measure(path: Path, name: str) -> None:
+    ladder = LADDERS[name]
+    rungs: dict[str, object] = {}
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
         with ThreadPoolExecutor() as pool:
-            jobs = {(k, s): pool.submit(built, folder, k, s) for k in RUNGS for s in (False, True)}
-            programs = {key: job.result() for key, job in jobs.items()}
+            others = {file: folder / file.replace("/", "_").replace(".cu", ".o") for file in ladder.others}
+            waiting = [pool.submit(nvcc, "-c", str(STAGE / file), "-o", str(to)) for file, to in others.items()]
+            jobs = {(k, s): pool.submit(built, folder, ladder, k, s) for k in ladder.rungs for s in (False, True)}
+            for job in waiting:
+                job.result()
+            objects = {key: job.result() for key, job in jobs.items()}
         device = subprocess.run(["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"], capture_output=True,
                                 text=True, check=True).stdout.split("\n")[0]
-        for kernel in RUNGS:
-            plain, _ = output(programs[kernel, False])
-            ms, stamps = output(programs[kernel, True])
-            result[kernel] = {"ms": plain, "ms_with_stamps": ms, "stamps": stamps}
-            print(f"{kernel}: {plain:.4f} ms, with stamps {ms:.4f} ({ms / plain - 1:+.1%}), {len(stamps)} stamps")
-    path.write_text(json.dumps({"device": device, "setting": "N 4096, d 128, no mask, bf16", "rungs": result}) + "\n",
-                    encoding="utf-8")
+        for kernel in ladder.rungs:
+            results = []
+            for stamps in (False, True):
+                target, kinds = objects[kernel, stamps]
+                program = target.with_suffix("")
+                nvcc(str(target), *map(str, others.values()), "-o", str(program))
+                results.append(output(program, kinds))
+            (plain, _), (ms, found) = results
+            rungs[kernel] = {"ms": plain, "ms_with_stamps": ms, "kinds": kinds, "stamps": found}
+            print(f"{kernel}: {plain:.4f} ms, with stamps {ms:.4f} ({ms / plain - 1:+.1%}), {len(found)} stamps")
+    path.write_text(json.dumps({"device": device, "ladder": name, "setting": "N 4096, d 128, no mask, bf16",
+                                "rungs": rungs}) + "\n", encoding="utf-8")
 
 
 # ---------------------------------------------------------------- the picture
 
 Span = tuple[int, int]
-WIDTH, LEFT, LANE, CYCLES = 1000, 176, 11, 9000
-LANES = ("S", "PV", "softmax")
-COLOURS = {"S": "#0072b2", "PV": "#56b4e9", "softmax": "#e69f00"}
+WIDTH, LEFT, LANE, LOAD_LANE = 1000, 196, 11, 7
+DRAWN = WIDTH - LEFT - 16
 
 
-def spans(stamps: Sequence[Sequence[int]], group: int) -> dict[str, list[Span]]:
-    """From the issue of a product to the wait that it ended, and from S to the end of the softmax."""
-    found: dict[str, list[Span]] = {"S": [], "PV": [], "softmax": []}
-    at: dict[int, int] = {}
-    for who, kind, clock in stamps:
-        if who != group:
+@dataclass(frozen=True)
+class Stamp:
+    who: int
+    kind: str
+    tag: int
+    clock: int
+
+
+def stamps_of(rung: dict) -> list[Stamp]:
+    """The clock has 32 bits and may pass zero: counted from the first stamp."""
+    origin = rung["stamps"][0][3]
+    return [Stamp(who, rung["kinds"][kind - 1], tag, (clock - origin + 2**31) % 2**32 - 2**31)
+            for who, kind, tag, clock in rung["stamps"]]
+
+
+def spans(stamps: Sequence[Stamp], who: int, bar: Bar) -> list[Span]:
+    found, begin = [], None
+    for s in stamps:
+        if s.who != who:
             continue
-        if kind == S_THERE and S_ISSUED in at:
-            found["S"].append((at.pop(S_ISSUED), clock))
-        if kind == O_THERE and PV_ISSUED in at:
-            found["PV"].append((at.pop(PV_ISSUED), clock))
-        if kind == SCALED and S_THERE in at:
-            found["softmax"].append((at.pop(S_THERE), clock))
-        at[kind] = clock
+        if s.kind == bar.end and begin is not None:
+            found.append((begin, s.clock))
+            begin = None
+        if s.kind == bar.begin:
+            begin = s.clock
     return found
+
+
+def copies(stamps: Sequence[Stamp], loads: Sequence[str]) -> Iterator[tuple[str, list[Span]]]:
+    """Of each buffer: from the ask to the first group that finds the tile there. Both are counted from the start."""
+    for name in loads:
+        for tag in sorted({s.tag for s in stamps if s.kind == f"found {name}"}):
+            asked = [s.clock for s in stamps if s.kind == "asked" and s.tag == tag]
+            by_group: dict[int, list[int]] = {}
+            for s in stamps:
+                if s.kind == f"found {name}" and s.tag == tag:
+                    by_group.setdefault(s.who, []).append(s.clock)
+            yield name, list(zip(asked, map(min, zip(*by_group.values()))))
+
+
+def bars(some: Sequence[Span], begin: int, cycles: int, top: int, height: int, colour: str) -> Iterator[str]:
+    for a, b in some:
+        a, b = max(a - begin, 0), min(b - begin, cycles)
+        if a < b:
+            width = max(DRAWN * (b - a) / cycles - 1, 0.5)  # a gap, should the next begin at once
+            yield (f'<rect x="{LEFT + DRAWN * a / cycles:.1f}" y="{top}" width="{width:.1f}" '
+                   f'height="{height}" fill="{colour}"/>')
+
+
+def lane(label: str, y: int, height: int) -> list[str]:
+    return [f'<text x="{LEFT - 6}" y="{y + height / 2 + 4:g}" class="l" text-anchor="end">{label}</text>',
+            f'<rect x="{LEFT}" y="{y}" width="{DRAWN}" height="{height}" class="b"/>']
+
+
+def drawn_rung(ladder: Ladder, title: str, rung: dict, y: int) -> tuple[list[str], int]:
+    stamps, first = stamps_of(rung), ladder.bars[0]
+    starts = [a for a, _ in spans(stamps, 0, first)]
+    begin = starts[min(12, len(starts) // 2)]
+    steps = sorted(b - a for a, b in zip(starts, starts[1:]))
+    more = rung["ms_with_stamps"] / rung["ms"] - 1
+    rows = [f'<text x="16" y="{y + 20}" class="t">{title}</text>',
+            f'<text x="16" y="{y + 38}" class="s">step {steps[len(steps) // 2]},</text>',
+            f'<text x="16" y="{y + 54}" class="s">stamps {more:+.1%}</text>']
+    buffers = list(copies(stamps, list(ladder.loads)))
+    if buffers:
+        rows += lane("load", y, LOAD_LANE * len(buffers))
+        for name, some in buffers:
+            rows += bars(some, begin, ladder.cycles, y + 1, LOAD_LANE - 2, ladder.loads[name][0])
+            y += LOAD_LANE
+        y += 6
+    of = {bar.name: bar for bar in ladder.bars}
+    for label, who, names in ladder.lanes:
+        if not any(s.who == who for s in stamps):
+            continue
+        rows += lane(label, y, LANE * len(names))
+        for name in names:
+            rows += bars(spans(stamps, who, of[name]), begin, ladder.cycles, y + 1, LANE - 2, of[name].colour)
+            y += LANE
+        y += 6
+    return rows, y + 16
 
 
 def draw(source: Path, target: Path) -> None:
     data = json.loads(source.read_text(encoding="utf-8"))
-    rows, y = [], 78
-    for kernel, title in TITLES.items():
-        rung = data["rungs"][kernel]
-        both = [spans(rung["stamps"], group) for group in (0, 1)]
-        starts = [a for a, _ in both[0]["S"]]
-        begin = starts[min(12, len(starts) // 2)]
-        steps = [b - a for a, b in zip(starts, starts[1:])]
-        step = sorted(steps)[len(steps) // 2]
-        more = rung["ms_with_stamps"] / rung["ms"] - 1
-        rows.append(f'<text x="16" y="{y + 26}" class="t">{title}</text>')
-        rows.append(f'<text x="16" y="{y + 44}" class="s">step {step}, stamps {more:+.1%}</text>')
-        for group, found in enumerate(both):
-            base = y + group * (3 * LANE + 6)
-            rows.append(f'<rect x="{LEFT}" y="{base}" width="{WIDTH - LEFT - 16}" height="{3 * LANE}" class="b"/>')
-            for what, some in found.items():
-                top = base + LANE * LANES.index(what)
-                for a, b in some:
-                    a, b = max(a - begin, 0), min(b - begin, CYCLES)
-                    if a < b:
-                        x = LEFT + (WIDTH - LEFT - 16) * a / CYCLES
-                        w = (WIDTH - LEFT - 16) * (b - a) / CYCLES
-                        rows.append(f'<rect x="{x:.1f}" y="{top + 1}" width="{w:.1f}" height="{LANE - 2}" '
-                                    f'fill="{COLOURS[what]}"/>')
-        y += 6 * LANE + 26
-    key, x = [], LEFT
-    for what, text in (("S", "Q K^T: issue until S is there"), ("PV", "P V: issue until O is waited for"),
-                       ("softmax", "softmax: from S to the scaled O")):
-        key.append(f'<rect x="{x}" y="52" width="12" height="12" fill="{COLOURS[what]}"/>'
-                   f'<text x="{x + 17}" y="63" class="s">{text}</text>')
+    ladder = LADDERS[data["ladder"]]
+    key, x, y = [], LEFT, 54
+    for colour, text in [*((bar.colour, bar.key) for bar in ladder.bars), *ladder.loads.values()]:
+        if x > LEFT and x + 17 + 7 * len(text) > WIDTH:
+            x, y = LEFT, y + 20
+        key.append(f'<rect x="{x}" y="{y}" width="12" height="12" fill="{colour}"/>'
+                   f'<text x="{x + 17}" y="{y + 11}" class="s">{text}</text>')
         x += 275
-    svg = f"""<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {y + 26}" width="{WIDTH}" font-family="DejaVu Sans, sans-serif">
-<style>.t {{ font-size: 14px; fill: #222 }} .s {{ font-size: 12px; fill: #555 }} .b {{ fill: #eee }}</style>
-<rect width="{WIDTH}" height="{y + 26}" fill="#fdfdfb"/>
-<text x="16" y="26" font-size="17" font-weight="bold" fill="#222">Who runs when: two warpgroups of one block</text>
-<text x="16" y="44" class="s">{data["device"]} · {data["setting"]} · {CYCLES} cycles; group 1 above group 2</text>
+    rows: list[str] = []
+    y += 32
+    for kernel, rung in ladder.rungs.items():
+        if kernel in data["rungs"]:
+            some, y = drawn_rung(ladder, rung.title, data["rungs"][kernel], y)
+            rows += some
+    svg = f"""<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {y + 20}" width="{WIDTH}" font-family="DejaVu Sans, sans-serif">
+<style>.t {{ font-size: 14px; fill: #222 }} .s {{ font-size: 12px; fill: #555 }} .l {{ font-size: 11px; fill: #555 }} .b {{ fill: #eee }}</style>
+<rect width="{WIDTH}" height="{y + 20}" fill="#fdfdfb"/>
+<text x="16" y="26" font-size="17" font-weight="bold" fill="#222">Who runs when: the loader and the warpgroups of one block</text>
+<text x="16" y="44" class="s">{data["device"]} · {data["setting"]} · {ladder.cycles} cycles</text>
 {chr(10).join(key)}
 {chr(10).join(rows)}
-<text x="{LEFT}" y="{y + 8}" class="s">0</text><text x="{WIDTH - 16}" y="{y + 8}" class="s" text-anchor="end">{CYCLES} cycles</text>
+<text x="{LEFT}" y="{y + 4}" class="s">0</text><text x="{WIDTH - 16}" y="{y + 4}" class="s" text-anchor="end">{ladder.cycles} cycles</text>
 </svg>
 """
     target.write_text(svg, encoding="utf-8")
 
 
+def check() -> None:
+    for ladder in LADDERS.values():
+        names = [re.sub(r"\{what\}", "", rule.name) for rule in ladder.rules]
+        for bar in ladder.bars:
+            if not {bar.begin, bar.end} <= set(names):
+                raise Bad(f"no rule makes the stamps of {bar.name}: {bar.begin}, {bar.end}")
+        for rung in ladder.rungs.values():
+            if (STAGE / rung.file).exists():
+                instrumented((STAGE / rung.file).read_text(encoding="utf-8"), ladder, rung)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     modes = parser.add_subparsers(dest="mode", required=True)
-    modes.add_parser("measure").add_argument("json", type=Path)
+    one = modes.add_parser("measure")
+    one.add_argument("json", type=Path)
+    one.add_argument("--ladder", choices=LADDERS, default="forward")
     one = modes.add_parser("draw")
     one.add_argument("json", type=Path)
     one.add_argument("svg", type=Path)
@@ -213,12 +460,11 @@ def main() -> int:
     options = parser.parse_args()
     try:
         if options.mode == "measure":
-            measure(options.json)
+            measure(options.json, options.ladder)
         elif options.mode == "draw":
             draw(options.json, options.svg)
         else:
-            for stem in dict.fromkeys(RUNGS.values()):
-                instrumented((FORWARD / f"{stem}.cu").read_text(encoding="utf-8"), stem)
+            check()
     except (Bad, OSError, subprocess.CalledProcessError) as error:
         print(f"timeline.py: {error}", file=sys.stderr)
         return 1

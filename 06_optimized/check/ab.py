@@ -1,0 +1,403 @@
+"""What each technique of the last kernel is worth: the kernel with one change each, timed beside it and cuDNN.
+
+    python3 06_optimized/check/ab.py measure results.json      needs nvcc, PyTorch and a GPU of compute capability 9.0
+    python3 06_optimized/check/ab.py table results.json        as Markdown
+    python3 06_optimized/check/ab.py check                     do the changes in variants.txt still fit the source?
+
+The changes are in variants.txt. All kernels are built first, each into a library of its own. At each setting every
+result is compared with double precision and with the unmodified kernel's, at that length and at an odd short one,
+before anything is timed. Then everybody is timed once a round, in an order drawn anew, as compare.py does; a figure is
+the median of the ratios, round by round.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import json
+import random
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+STAGE = ROOT / "06_optimized"
+VARIANTS = STAGE / "check" / "variants.txt"
+AS_IT_IS, CUDNN = "as it is", "cuDNN"
+SETTINGS = {"d": ["64", "128", "256"], "mask": ["none", "causal"], "N": ["1024", "4096", "16384"]}
+ODD = 321  # a short problem: its last tiles are not full
+LIMIT = 0.01  # relative L2 norm of what rounding to bf16 may do
+KERNELS = {"forward": ("12_hopper.cu", [], []), "backward": ("8_hopper.cu", ["0_around.cu"], ["-DFA_BACKWARD"])}
+
+
+class Bad(Exception):
+    pass
+
+
+# ---------------------------------------------------------------- variants
+
+@dataclass
+class Variant:
+    name: str
+    file: str  # of the kernel, relative to the stage
+    row: str = ""
+    table: str = ""
+    at: dict[str, list[str]] = field(default_factory=dict)
+    define: str = ""
+    ptxas: str = ""  # what ptxas is known to say: spills, serialized
+    edits: list[tuple[list[str], list[str]]] = field(default_factory=list)
+
+    def fits(self, d: str, mask: str, n: str) -> bool:
+        return all(value in self.at.get(key, SETTINGS[key]) for key, value in (("d", d), ("mask", mask), ("N", n)))
+
+
+def settings(text: str, bad: str) -> dict[str, list[str]]:
+    found = {}
+    for part in text.split(","):
+        key, *values = part.split()
+        if key not in SETTINGS or not values or not set(values) <= set(SETTINGS[key]):
+            raise Bad(f"{bad}cannot read 'at: {text}'")
+        found[key] = values
+    return found
+
+
+def parse(file: Path) -> list[Variant]:
+    text = re.sub(r"^#.*\n?", "", file.read_text(encoding="utf-8"), flags=re.M)
+    found: list[Variant] = []
+    for paragraph in re.split(r"\n\s*\n", text.strip()):
+        head, *lines = paragraph.strip().split("\n")
+        bad = f"{file.name}: {head}: "
+        title = re.fullmatch(r"(\w+): ((?:forward|backward)/\w+\.cu)", head)
+        if not title or title[1] in (v.name for v in found):
+            raise Bad(f"{bad}a variant begins with `name: file of the kernel`, a name that is not yet taken")
+        v = Variant(title[1], title[2])
+        before = ""
+        for line in lines:
+            if line[0] in "-+":
+                if line[0] == "-" and before != "-":
+                    v.edits.append(([], []))
+                if not v.edits:
+                    raise Bad(f"{bad}a + without a - before it")
+                v.edits[-1][line[0] == "+"].append(line[1:].strip())
+            elif known := re.fullmatch(r"(row|table|at|define|ptxas): +(.*\S)\s*", line):
+                setattr(v, known[1], settings(known[2], bad) if known[1] == "at" else known[2])
+            else:
+                raise Bad(f"{bad}cannot read '{line}'")
+            before = line[0]
+        if not v.row or not v.table or not (v.edits or v.define):
+            raise Bad(f"{bad}there must be `row:`, `table:`, and a change")
+        found.append(v)
+    return found
+
+
+def changed(v: Variant) -> dict[str, str]:
+    """The files that differ, by name relative to the repository. Every - text must be there once, in one of them."""
+    kernel = STAGE / v.file
+    if not kernel.exists():
+        raise Bad(f"{v.name}: there is no {v.file}")
+    texts = {path: path.read_text(encoding="utf-8") for path in (kernel, *sorted(kernel.parent.glob("*.cuh")))}
+    different = {}
+    for old, new in v.edits:
+        pattern = re.compile(r"\s*\n\s*".join(map(re.escape, old)))
+        hits = {path: len(pattern.findall(text)) for path, text in texts.items()}
+        if sum(hits.values()) != 1:
+            raise Bad(f"{v.name}: '{old[0]}' is there {sum(hits.values())} times instead of once, in {v.file} and the "
+                      "headers beside it")
+        path = next(path for path, count in hits.items() if count)
+        texts[path] = pattern.sub(lambda _, new=new: "\n".join(new), texts[path])
+        different[str(path.relative_to(ROOT))] = texts[path]
+    return different
+
+
+# ---------------------------------------------------------------- built
+
+def built(folder: Path, kernel: str, v: Variant) -> tuple[Path, str]:
+    """The library, and what ptxas had to say. Changed files are found before those of the repository."""
+    sys.path.insert(0, str(ROOT / "common" / "cmake"))
+    import ptxas
+    place, (file, others, flags) = folder / v.name, KERNELS[kernel]
+    place.mkdir()
+    for name, text in changed(v).items():
+        (place / name).parent.mkdir(parents=True, exist_ok=True)
+        (place / name).write_text(text, encoding="utf-8")
+    library = place / "kernel.so"
+    command = ["nvcc", "-std=c++20", "-O3", "-diag-suppress=554", "-gencode", "arch=compute_90a,code=sm_90a", "-shared",
+               "-Xcompiler=-fPIC,-fvisibility=hidden", "-Xptxas=-v", f"-I{place}", f"-I{ROOT}", *flags,
+               f'-DFA_KERNEL="06_optimized/{kernel}/{file}"', *([f"-D{v.define}"] if v.define else []),
+               str(STAGE / "check" / "ab.cu"), *(str(STAGE / kernel / other) for other in others), "-o", str(library)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise Bad(f"{v.name}: {done.stderr.strip()[:2000]}")
+    said = []
+    if any(k.spills for k in ptxas.parse(done.stderr)):
+        said.append("spills")
+    if ptxas.LOSS.search(done.stderr):
+        said.append("serialized")
+    text = ", ".join(said)
+    if text != v.ptxas:
+        print(f"{v.name}: ptxas: {text or 'nothing to say'}; variants.txt expects '{v.ptxas}'", file=sys.stderr)
+    return library, text
+
+
+# ---------------------------------------------------------------- right, and how fast
+
+@dataclass
+class Runner:
+    """As compare.rounds_of() wants it."""
+
+    name: str
+    launch: Callable[[int], None]
+
+
+class Case:
+    """Tensors of a setting, one place for everybody's results, and the runners."""
+
+    def __init__(self, compare: Any, kernel: str, n: int, d: int, causal: bool) -> None:
+        from peers import Call, torch
+        self.torch = torch
+        s = compare.Setting.of(n, d, causal, 1, "bf16")
+        t = compare.Tensors(s)
+        self.causal, self.q, self.k, self.v = causal, t.q, t.k, t.v
+        self.results = {"O": torch.empty_like(t.q)}
+        self.lse = torch.empty(t.q.shape[:3], device="cuda", dtype=torch.float32)
+        self.call = Call(B=s.batch, H=s.heads, Hkv=s.heads, N=n, d=d, causal=int(causal), dtype=2, Q=t.q.data_ptr(),
+                         K=t.k.data_ptr(), V=t.v.data_ptr(), LSE=self.lse.data_ptr(),
+                         stream=torch.cuda.current_stream().cuda_stream)
+        self.do = None
+        rows = (n + 127) // 128 * 128 * s.batch * s.heads
+        if kernel == "backward":
+            self.do = torch.randn_like(t.q)
+            self.o, lse = torch.ops.aten._scaled_dot_product_flash_attention(t.q, t.k, t.v, 0.0, causal)[:2]
+            self.o = self.o.contiguous()
+            self.lse.copy_(lse[..., :n])
+            self.results = {name: torch.empty_like(t.q) for name in ("dQ", "dK", "dV")}
+            self.call.O, self.call.dO = self.o.data_ptr(), self.do.data_ptr()
+        else:
+            self.results["LSE"] = self.lse
+        padded = 64 if d <= 64 else 128 if d <= 128 else 256
+        self.scratch = torch.full((rows * (padded + 3) if self.do is not None else 64,), 77, device="cuda",
+                                  dtype=torch.int32)
+        self.call.scratch = self.scratch.data_ptr()
+        for name, result in self.results.items():
+            setattr(self.call, name, result.data_ptr())
+
+    def runner(self, name: str, library: ctypes.CDLL) -> Runner:
+        library.fa_ab_launch.restype = ctypes.c_char_p
+        function, call = library.fa_ab_launch, ctypes.byref(self.call)
+
+        def launch(count: int) -> None:
+            for _ in range(count):
+                if error := function(call):
+                    raise Bad(f"{name}: {error.decode()}")
+        return Runner(name, launch)
+
+    def cudnn(self) -> Runner:
+        from peers import SDPBackend, sdpa_kernel, torch
+        attention, backend = torch.nn.functional.scaled_dot_product_attention, SDPBackend.CUDNN_ATTENTION
+        if self.do is None:
+            def launch(count: int) -> None:
+                with sdpa_kernel(backend):
+                    for _ in range(count):
+                        attention(self.q, self.k, self.v, is_causal=self.causal)
+            return Runner(CUDNN, launch)
+        with torch.enable_grad(), sdpa_kernel(backend):
+            leaves = [x.detach().requires_grad_() for x in (self.q, self.k, self.v)]
+            o = attention(*leaves, is_causal=self.causal)
+
+        def launch_backward(count: int) -> None:
+            for _ in range(count):
+                torch.autograd.grad(o, leaves, self.do, retain_graph=True)
+        return Runner(CUDNN, launch_backward)
+
+    def computed(self, runner: Runner) -> dict[str, Any]:
+        """By this runner, and by nobody before it."""
+        for result in self.results.values():
+            result.fill_(float("nan"))
+        runner.launch(1)
+        self.torch.cuda.synchronize()
+        return {name: result.clone() for name, result in self.results.items()}
+
+    def exact(self, b: int, h: int) -> dict[str, Any]:
+        """Of one head, in double precision."""
+        torch = self.torch
+        q, k, v = (x[b, h].double() for x in (self.q, self.k, self.v))
+        scale = q.shape[1] ** -0.5
+        s = q @ k.T * scale
+        if self.causal:
+            s.masked_fill_(torch.ones_like(s, dtype=torch.bool).triu_(1), float("-inf"))
+        lse = torch.logsumexp(s, -1)
+        p = s.sub_(lse[:, None]).exp_()
+        o = p @ v
+        if self.do is None:
+            return {"O": o, "LSE": lse}
+        do = self.do[b, h].double()
+        dv = p.T @ do
+        ds = (do @ v.T).sub_((do * o).sum(-1, keepdim=True)).mul_(p)
+        return {"dQ": scale * (ds @ k), "dK": scale * (ds.T @ q), "dV": dv}
+
+    def check(self, runners: Sequence[Runner]) -> None:
+        """Some heads against double precision; all rows against the unmodified kernel, which is the first."""
+        batch, heads = self.q.shape[:2]
+        exact = {place: self.exact(*place) for place in {(0, 0), (batch // 2, heads // 2), (batch - 1, heads - 1)}}
+        first: dict[str, Any] = {}
+        for r in runners:
+            found = self.computed(r)
+            first = first or found
+            for name, result in found.items():
+                for (b, h), want in exact.items():
+                    error = (result[b, h].double() - want[name]).norm() / want[name].norm()
+                    if not error.item() <= (1e-5 if name == "LSE" else LIMIT):  # NaN is not
+                        raise Bad(f"{r.name}: {name} is wrong by {error.item():.2g} in batch {b}, head {h}")
+                a, b = result.float(), first[name].float()
+                if name == "LSE":
+                    a, b = a[..., None], b[..., None]
+                size = b.norm(dim=-1)
+                if not bool(((a - b).norm(dim=-1) <= 5 * LIMIT * (size + size.mean())).all()):
+                    raise Bad(f"{r.name}: {name} is not that of the unmodified kernel")
+
+
+def measure(options: argparse.Namespace) -> None:
+    sys.path.insert(0, str(STAGE / "check"))
+    import compare
+    from peers import torch, write_whole
+    if not torch.cuda.is_available():
+        raise Bad("PyTorch finds no GPU")
+    chosen = [v for v in parse(VARIANTS) if v.file.startswith(f"{options.kernel}/")]
+    if options.only is not None:
+        unknown = set(options.only) - {v.name for v in chosen}
+        if unknown:
+            raise Bad(f"no variant of that name: {', '.join(sorted(unknown))}")
+        chosen = [v for v in chosen if v.name in options.only]
+    base = Variant("as_it_is", f"{options.kernel}/{KERNELS[options.kernel][0]}", row=AS_IT_IS)
+    result: dict[str, Any] = {
+        "device": torch.cuda.get_device_properties(0).name, "torch": torch.__version__, "commit": compare.commit(),
+        "cudnn": str(torch.backends.cudnn.version()), "kernel": options.kernel,
+        "method": f"{options.rounds} rounds after {options.burn_in}, blocks of {options.block:g} ms, order drawn anew, "
+                  f"{options.chip}",
+        "variants": {}, "rows": []}
+    with tempfile.TemporaryDirectory() as name:
+        with ThreadPoolExecutor() as pool:
+            jobs = {v.name: pool.submit(built, Path(name), options.kernel, v) for v in (base, *chosen)}
+            libraries = {}
+            for v in (base, *chosen):
+                path, said = jobs[v.name].result()
+                libraries[v.name] = ctypes.CDLL(str(path))
+                result["variants"][v.name] = {"row": v.row, "table": v.table, "ptxas": said}
+        print(f"{len(libraries)} kernels built", flush=True)
+        random.seed(options.seed)
+        torch.manual_seed(options.seed)
+        for d in options.d:
+            for mask in options.mask:
+                for n in options.N:
+                    here = [v for v in chosen if v.fits(d, mask, n)]
+                    if d == "256" and not here:
+                        continue
+                    measured(compare, options, result, (d, mask, n), [base, *here], libraries)
+                    write_whole(options.json, (json.dumps(result, indent=1) + "\n").encode())
+    print(options.json)
+
+
+def measured(compare: Any, options: argparse.Namespace, result: dict[str, Any], setting: tuple[str, str, str],
+             variants: Sequence[Variant], libraries: dict[str, ctypes.CDLL]) -> None:
+    d, mask, n = setting
+    for length in (ODD, int(n)):
+        case = Case(compare, options.kernel, length, int(d), mask == "causal")
+        runners = [case.runner(v.name, libraries[v.name]) for v in variants]
+        case.check(runners)
+    case.torch.cuda.empty_cache()
+    cudnn = case.cudnn()
+    times = compare.rounds_of([*runners, cudnn], options.chip, options)
+    ratio = lambda a, b: statistics.median(y / x for x, y in zip(times[a], times[b]))  # noqa: E731  speed of a, of b's
+    texts = []
+    for v in variants:
+        row = {"variant": v.name, "d": d, "mask": mask, "N": n, "ms": statistics.median(times[v.name]),
+               "of_unmodified": ratio(v.name, "as_it_is"), "of_cudnn": ratio(v.name, CUDNN)}
+        result["rows"].append(row)
+        texts.append(f"{v.name} {row['of_cudnn' if v.name == 'as_it_is' else 'of_unmodified']:.3f}")
+    print(f"d {d}, {mask}, N {n}: " + ", ".join(texts), flush=True)
+
+
+# ---------------------------------------------------------------- as a table
+
+def table(path: Path, to: str) -> None:
+    """A table for each `table:` of variants.txt; a cell is the ratios by length."""
+    data = json.loads(path.read_text(encoding="utf-8"))
+    by: dict[tuple[str, str, str], dict[str, dict]] = {}
+    for row in data["rows"]:
+        by.setdefault((row["variant"], row["d"], row["mask"]), {})[row["N"]] = row
+    lengths = [n for n in SETTINGS["N"] if any(n in some for some in by.values())]
+    for name in dict.fromkeys(v["table"] for v in data["variants"].values() if v["table"]):
+        rows = [key for key, v in data["variants"].items() if v["table"] == name]
+        columns = [(d, mask) for d in ("128", "64", "256") for mask in SETTINGS["mask"]
+                   if any((key, d, mask) in by for key in rows)]
+        print(f"**{name}**, N = {' / '.join(lengths)}\n")
+        print("| | " + " | ".join(f"d {d}{', causal' if mask == 'causal' else ''}" for d, mask in columns) + " |")
+        print("| --- |" + " --- |" * len(columns))
+        for key in ("as_it_is", *rows):
+            v = data["variants"][key]
+            which = "of_cudnn" if to == "cudnn" or key == "as_it_is" else "of_unmodified"
+            cells = []
+            for d, mask in columns:
+                some = by.get((key, d, mask))
+                figures = [f"{some[n][which]:.2f}" if n in some else "–" for n in lengths] if some else ["–"]
+                cells.append(" / ".join(figures))
+            title = v["row"] + (", relative to cuDNN" if key == "as_it_is" else "")
+            print(f"| {title}{' (' + v['ptxas'] + ')' if v['ptxas'] else ''} | " + " | ".join(cells) + " |")
+        print()
+    relative = "cuDNN" if to == "cudnn" else "the kernel as it is"
+    print(f"Speed relative to {relative}. {data['device']}, {data['method']}; PyTorch {data['torch']}, cuDNN "
+          f"{data['cudnn']}, {data['commit']}.")
+
+
+def words(allowed: Sequence[str] | None = None) -> Callable[[str], list[str]]:
+    def read(text: str) -> list[str]:
+        values = [part for part in text.split(",") if part]
+        if allowed and not set(values) <= set(allowed):
+            raise argparse.ArgumentTypeError(f"'{text}': any of {', '.join(allowed)}")
+        return values
+    return read
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    modes = parser.add_subparsers(dest="mode", required=True)
+    one = modes.add_parser("measure")
+    one.add_argument("json", type=Path)
+    one.add_argument("--kernel", choices=KERNELS, default="forward")
+    one.add_argument("--only", type=words(), metavar="no_turns,one_Q", help="these variants (default: all)")
+    for name, values in SETTINGS.items():
+        one.add_argument(f"--{name}", type=words(values), default=values, metavar=",".join(values))
+    one.add_argument("--chip", choices=("hot", "cool"), default="hot")
+    one.add_argument("--rounds", type=int, default=15)
+    one.add_argument("--burn-in", type=int, default=3, help="rounds that are not kept")
+    one.add_argument("--block", type=float, default=5, help="milliseconds of launches per timing")
+    one.add_argument("--gap", type=float, default=25, help="idle milliseconds before a cool block")
+    one.add_argument("--seed", type=int, default=1)
+    one = modes.add_parser("table")
+    one.add_argument("json", type=Path)
+    one.add_argument("--to", choices=("unmodified", "cudnn"), default="unmodified", help="what speeds are relative to")
+    modes.add_parser("check")
+    options = parser.parse_args()
+    try:
+        if options.mode == "measure":
+            measure(options)
+        elif options.mode == "table":
+            table(options.json, options.to)
+        else:
+            for v in parse(VARIANTS):
+                changed(v)
+    except (Bad, OSError, RuntimeError) as error:
+        print(f"ab.py: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
