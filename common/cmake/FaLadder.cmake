@@ -8,7 +8,7 @@
 #
 # For kernels of tensor cores, which nothing emulates. Makes, for stage 06, of what check/ holds:
 #   stage06_on_gpu         the library
-#   stage06_on_gpu_tests   check/test.cpp, registered as stage06.on_gpu.*
+#   stage06_on_gpu_tests   check/test.cpp and check/test_*.cpp, registered as stage06.on_gpu.*
 #   stage06_ptx_tests      registered as stage06.ptx.*
 #   stage06_layouts_tests  check/test_layouts.cpp: host code, built everywhere; stage06.layouts.*
 #   stage06_bench, stage06_peer
@@ -77,7 +77,10 @@ macro(fa_ladder_kernels)
     set(S_PTX_TESTS check/test_ptx.cu)
   endif()
   if(EXISTS ${CMAKE_CURRENT_SOURCE_DIR}/check/test.cpp AND BUILD_TESTING)
-    add_library(${library}_check OBJECT check/test.cpp)
+    # check/test_backward.cpp and the like; not that of host code, which has its own program.
+    file(GLOB more CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/check/test_*.cpp)
+    list(REMOVE_ITEM more ${CMAKE_CURRENT_SOURCE_DIR}/check/test_layouts.cpp)
+    add_library(${library}_check OBJECT check/test.cpp ${more})
     target_link_libraries(${library}_check PUBLIC ${library} fa_harness ${S_PREVIOUS} PRIVATE fa_warnings)
     fa_ladder_on_gpu_tests(${library}_tests "" "")
     add_dependencies(${stage}_all ${library}_tests)
@@ -237,8 +240,10 @@ function(fa_ladder_practice exercise folder reason)
   if(kernels AND NOT reason)
     fa_ladder_on_gpu_tests(${exercise}_on_gpu_tests "${kernels}" "${own_kernels}")
     add_dependencies(${exercise}_tests ${exercise}_on_gpu_tests)
-    # A kernel's tests are called like its file: those of forward/1_mma.cu are mma.*
-    list(TRANSFORM kernels REPLACE ".*/[0-9]*_?(.*)[.]cu$" "\\1.*" OUTPUT_VARIABLE suites)
+    # A kernel's tests are called like its file: those of forward/1_mma.cu are mma.*, those of
+    # backward/1_mma.cu are backward_mma.*
+    list(TRANSFORM kernels REPLACE "^backward/[0-9]*_?(.*)[.]cu$" "backward_\\1.*" OUTPUT_VARIABLE suites)
+    list(TRANSFORM suites REPLACE ".*/[0-9]*_?(.*)[.]cu$" "\\1.*")
     list(JOIN suites ":" suites)
     fa_ladder_discover(${exercise}_on_gpu_tests ${exercise}.on_gpu ${exercise} 30 TEST_FILTER ${suites})
   elseif(kernels)

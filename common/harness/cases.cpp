@@ -78,6 +78,28 @@ std::string compare_gradient(const char* name, const Buffer<T>& got, const Array
   return c.ok() ? "" : c.report() + "\n";
 }
 
+template <class T>
+std::string compare_rows(const char* name, const Buffer<T>& got, const GradientRows& want,
+                         double A) {
+  Comparison c(name);
+  const double largest = want.largest();
+  want.value.for_each([&](auto b, auto h, auto r, auto x) {
+    const std::int64_t i = want.rows[static_cast<std::size_t>(r)];
+    const double w = want.value.at(b, h, r, x);
+    const Tolerance t = tolerance<T>(gradient_tolerance<T>(A, largest, want.noise.at(b, h, r)),
+                                     want.e, w, b, h, r, x);
+    c.add(b, h, i, x, static_cast<double>(got.at(b, h, i, x)), w, t.element, t.usual);
+  });
+  std::string text = c.ok() ? "" : c.report() + "\n";
+  std::int64_t no_numbers = 0;
+  got.for_each([&](auto b, auto h, auto i, auto x) {
+    no_numbers += !std::isfinite(double(got.at(b, h, i, x)));
+  });
+  if (no_numbers)
+    text += std::string(name) + " is no number in " + std::to_string(no_numbers) + " places\n";
+  return text;
+}
+
 }  // namespace
 
 template <class T>
@@ -148,7 +170,7 @@ std::string ForwardCase<T>::check_memory_untouched() const {
 }
 
 template <class T>
-BackwardCase<T>::BackwardCase(const Spec& s)
+BackwardCase<T>::BackwardCase(const Spec& s, Inputs)
     : spec(s),
       p(s.p),
       Q(p.B, p.Hq, p.Nq, p.d, output(s.layout)),
@@ -165,9 +187,23 @@ BackwardCase<T>::BackwardCase(const Spec& s)
   fill(K, 'K', spec);
   fill(V, 'V', spec);
   fill(dO, 'd', spec);
+}
+
+template <class T>
+BackwardCase<T>::BackwardCase(const Spec& s) : BackwardCase(s, Inputs{}) {
   const ForwardOracle f = oracle_forward(p, to_array(Q), to_array(K), to_array(V));
   O.fill([&](auto b, auto h, auto i, auto x) { return f.O.at(b, h, i, x); });
   LSE.fill([&](auto b, auto h, auto i, auto) { return f.LSE.at(b, h, i); });
+}
+
+template <class T>
+BackwardCase<T>::BackwardCase(const Spec& s,
+                              const std::function<void(const ForwardCall<T>&)>& forward)
+    : BackwardCase(s, Inputs{}) {
+  ForwardCase<T> f(s, true);
+  forward(f.call());
+  O.fill([&](auto b, auto h, auto i, auto x) { return double(f.O.at(b, h, i, x)); });
+  LSE.fill([&](auto b, auto h, auto i, auto) { return double(f.LSE.at(b, h, i)); });
 }
 
 template <class T>
@@ -189,6 +225,16 @@ std::string BackwardCase<T>::verdict() {
   return compare_gradient("dQ", dQ, want.dQ, want, want.eQ) +
          compare_gradient("dK", dK, want.dK, want, want.eK) +
          compare_gradient("dV", dV, want.dV, want, want.eV) + check_memory_untouched();
+}
+
+template <class T>
+std::string BackwardCase<T>::verdict(const std::vector<std::int64_t>& queries,
+                                     const std::vector<std::int64_t>& keys) {
+  const BackwardRowsOracle want = oracle_backward_rows(
+      p, {to_array(Q), to_array(K), to_array(V), to_array(O), to_array(dO), to_array(LSE)}, queries,
+      keys, rounding<T>());
+  return compare_rows("dQ", dQ, want.dQ, want.A) + compare_rows("dK", dK, want.dK, want.A) +
+         compare_rows("dV", dV, want.dV, want.A) + check_memory_untouched();
 }
 
 template <class T>

@@ -1,9 +1,13 @@
 #include "common/harness/conformance.hpp"
 
+#include <sys/mman.h>
+
 #include <algorithm>
 #include <cstdlib>
 #include <iostream>
 #include <stdexcept>
+
+#include "common/harness/random.hpp"
 
 namespace fa::harness {
 namespace {
@@ -159,6 +163,23 @@ std::vector<Problem> awkward_sizes(const Run& run, Causal causal) {
                            {1000, 129, 200}})
     sizes.push_back(shape(Nq, Nk, run.d(d), 1, 1, 1, causal));
   return sizes;
+}
+
+std::vector<std::int64_t> sample(std::int64_t N) {
+  std::vector<std::int64_t> rows = {0, 1, 63, 64, N / 3, N / 2 + 1, N - 129, N - 128, N - 2, N - 1};
+  for (std::uint64_t n = 0; n < 22; ++n) rows.push_back(integer(7, n, 0, N - 1));
+  std::sort(rows.begin(), rows.end());
+  rows.erase(std::unique(rows.begin(), rows.end()), rows.end());
+  return rows;
+}
+
+Reserved::Reserved(std::size_t bytes) : bytes_(bytes) {
+  data_ = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE,
+               -1, 0);
+  if (data_ == MAP_FAILED) data_ = nullptr;
+}
+Reserved::~Reserved() {
+  if (data_) munmap(data_, bytes_);
 }
 
 }  // namespace fa::harness

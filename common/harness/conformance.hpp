@@ -123,4 +123,26 @@ Problem shape(std::int64_t Nq, std::int64_t Nk, std::int64_t d, std::int64_t B =
 // Awkward sizes: 1, just below, at and above usual tiles, primes, Nq != Nk; d beyond any vector.
 std::vector<Problem> awkward_sizes(const Run& run, Causal causal);
 
+// Some rows of N >= 129, the edges among them.
+std::vector<std::int64_t> sample(std::int64_t N);
+
+// Addresses without memory behind them until they are used, so that tensors may lie far apart.
+class Reserved {
+ public:
+  explicit Reserved(std::size_t bytes);
+  ~Reserved();
+  Reserved(const Reserved&) = delete;
+  Reserved& operator=(const Reserved&) = delete;
+
+  void* data() const { return data_; }  // null if so many addresses cannot be had
+  // The block as a call's storage of which only so much at either end holds anything.
+  Storage storage(std::size_t part) const {
+    return {data_, bytes_, {{0, part}, {bytes_ - part, part}}};
+  }
+
+ private:
+  void* data_ = nullptr;
+  std::size_t bytes_ = 0;
+};
+
 }  // namespace fa::harness

@@ -42,6 +42,22 @@ void matches_oracle(Run& run) {
   if (run.promises().key_lengths)
     for (Causal c : masks(run))
       run.backward({shape(20, 35, run.d(8), 4, 2, 1, c), {}, {}, {0, 1, 17, 35}});
+  if (!run.large()) return;
+  // Several tiles each way, whole ones and not.
+  for (Causal c : masks(run)) {
+    for (auto [Nq, Nk, d] : {std::tuple{128, 128, 128},
+                             {127, 129, 64},
+                             {129, 257, 128},
+                             {257, 129, 96},
+                             {256, 384, 128},
+                             {300, 200, 256},
+                             {1, 1000, 64},
+                             {1000, 1, 64},
+                             {513, 511, 80}})
+      run.backward({shape(Nq, Nk, run.d(d), 1, 2, 1, c)});
+    if (run.promises().key_lengths)
+      run.backward({shape(260, 300, run.d(128), 4, 2, 1, c), {}, {}, {0, 1, 129, 300}});
+  }
 }
 
 void backward_values(Run& run) {
@@ -64,6 +80,9 @@ void backward_values(Run& run) {
 
 // Whatever padded keys hold, it must not leak, and their own gradients are 0.
 void backward_lengths(Run& run) {
+  // Where a length cannot be looked at without waiting for it, it is clamped to [0, Nk].
+  if (!run.promises().rejects_lengths)
+    run.backward({shape(9, 40, run.d(8), 3, 2, 1), {}, {}, {-5, 17, 1000}});
   for (Causal c : masks(run)) {
     const Spec spec{shape(40, 70, run.d(8), 3, 2, 1, c), {}, {}, {0, 30, 70}};
     run.each_type([&](auto type) {
@@ -245,24 +264,33 @@ void identities(Run& run) {
       return close("<dQ, Q> and <dK, K>", dQ_Q, dK_K, size) +
              close("<dO, O> and <dV, V>", dO_O, dV_V, more);
     });
-    run.run("sum of dK is 0, sum of dV is the sum of dO" + t, [&]() -> std::string {
-      BackwardCase<T> c(spec);
-      backward(run, c);
-      std::string text;
-      for (Int x = 0; x < d; ++x) {
-        double dK = 0, dV = 0, dO = 0, size_dK = 0, size_dV = 0;
-        for (Int j = 0; j < 47; ++j) {
-          dK += double(c.dK.at(0, 0, j, x));
-          size_dK += std::fabs(double(c.dK.at(0, 0, j, x)));
-          dV += double(c.dV.at(0, 0, j, x));
-          size_dV += std::fabs(double(c.dV.at(0, 0, j, x)));
-        }
-        for (Int h = 0; h < 2; ++h)
-          for (Int i = 0; i < 33; ++i) dO += double(c.dO.at(0, h, i, x));
-        text += close("sum of dK", dK, 0, size_dK) + close("sums of dV and dO", dV, dO, size_dV);
-      }
-      return text;
-    });
+    // The rows of P sum to 1 and those of dS to 0, but where a row sees nothing.
+    for (Causal mask : masks(run)) {
+      const Int Nq = mask == Causal::bottom_right ? 47 : 33, Nk = 80 - Nq;
+      const Spec masked{shape(Nq, Nk, d, 1, 2, 1, mask)};
+      run.run("sum of dK is 0, sum of dV is the sum of dO" + t + " mask " +
+                  std::to_string(static_cast<int>(mask)),
+              [&]() -> std::string {
+                BackwardCase<T> c(masked);
+                backward(run, c);
+                std::string text;
+                for (Int x = 0; x < d; ++x) {
+                  double dK = 0, dV = 0, dO = 0, size_dK = 0, size_dV = 0;
+                  for (Int j = 0; j < Nk; ++j) {
+                    dK += double(c.dK.at(0, 0, j, x));
+                    size_dK += std::fabs(double(c.dK.at(0, 0, j, x)));
+                    dV += double(c.dV.at(0, 0, j, x));
+                    size_dV += std::fabs(double(c.dV.at(0, 0, j, x)));
+                  }
+                  for (Int h = 0; h < 2; ++h)
+                    for (Int i = 0; i < Nq; ++i)
+                      if (visible_keys(c.p, 0, i) > 0) dO += double(c.dO.at(0, h, i, x));
+                  text += close("sum of dK", dK, 0, size_dK) +
+                          close("sums of dV and dO", dV, dO, size_dV);
+                }
+                return text;
+              });
+    }
     run.run("dO = 0 gives exact zeros; dO * 2 gives twice the bits" + t, [&]() -> std::string {
       BackwardCase<T> once(spec), twice(spec), zero(spec);
       twice.dO.fill([&](auto b, auto h, auto i, auto x) {
@@ -384,6 +412,127 @@ void backward_races(Run& run) {
   }
 }
 
+// A kernel that adds dQ up in no fixed order: two runs differ by the rounding of fp32 sums. What is
+// left of that after rounding to T is a step of T here and there, but rounding does not change how
+// large the differences are in the mean.
+void backward_spread(Run& run) {
+  std::vector<Spec> specs = {{shape(65, 70, run.d(16), 2, 4, 2)}};
+  if (run.large())
+    for (Causal c : masks(run))
+      if (c != Causal::bottom_right) specs.push_back({shape(150, 1030, run.d(64), 1, 32, 16, c)});
+  for (const Spec& spec : specs)
+    run.each_type([&](auto type) {
+      using T = decltype(type);
+      const int runs = run.large() ? 50 : 10;
+      const std::string name =
+          spec.name() + " " + std::to_string(runs) + " times " + type_name<T>();
+      run.run(name, [&]() -> std::string {
+        BackwardCase<T> first(spec), again(spec);
+        backward(run, first);
+        double sum = 0, differences = 0, largest = 0;
+        for (int n = 0; n < runs; ++n) {
+          backward(run, again);
+          const std::string bits =
+              same_bits("dK", first.dK, again.dK) + same_bits("dV", first.dV, again.dV);
+          if (!bits.empty()) return bits;
+          first.dQ.for_each([&](auto b, auto h, auto i, auto x) {
+            const double u = double(first.dQ.at(b, h, i, x)), v = double(again.dQ.at(b, h, i, x));
+            sum += std::fabs(u);
+            differences += std::fabs(u - v);
+            largest = std::max(largest, std::fabs(u - v));
+          });
+        }
+        std::cout << name << ": dQ differs by " << differences / sum << " of |dQ| in the mean, by "
+                  << largest << " at most\n";
+        const std::string text = again.verdict();
+        if (differences <= 1e-5 * sum) return text;
+        return text + "dQ differs from run to run by " + std::to_string(differences / sum) +
+               " of |dQ| in the mean; sums in fp32 differ by less than 1e-5\n";
+      });
+    });
+}
+
+// As many queries and keys as there are, sampled rows of the gradients against the oracle. O and
+// LSE come from the stage's forward and are judged first.
+void backward_long_sequences(Run& run) {
+  for (Causal c : masks(run)) {
+    const bool shifted = c == Causal::bottom_right;
+    const Spec spec{shifted ? shape(32771, 65537, run.d(128), 1, 2, 1, c)
+                            : shape(65536, 65536, run.d(64), 1, 1, 1, c)};
+    if (run.promises().takes && !run.promises().takes(spec.p)) continue;
+    run.each_type([&](auto type) {
+      using T = decltype(type);
+      if (!run.functions<T>().forward || !run.functions<T>().backward) return;
+      run.run(spec.name() + " " + type_name<T>(), [&]() -> std::string {
+        BackwardCase<T> x(spec,
+                          [&](const ForwardCall<T>& call) { run.functions<T>().forward(call); });
+        const ForwardOracle o =
+            oracle_rows(x.p, to_array(x.Q), to_array(x.K), to_array(x.V), {0, spec.p.Nq / 2});
+        for (Int r = 0; r < 2; ++r)
+          if (const double want = o.LSE.at(0, 0, r);
+              !(std::fabs(double(x.LSE.at(0, 0, o.rows[std::size_t(r)])) - want) <=
+                lse_tolerance<T>(want, o.A.at(0, 0, r))))
+            return "the forward's LSE is wrong; its own tests come first";
+        backward(run, x);
+        return x.verdict(sample(spec.p.Nq), sample(spec.p.Nk));
+      });
+    });
+  }
+}
+
+// As in the forward: a batch, head or row that begins more than 2^31 elements after the one before
+// it. Eight tensors lie side by side in one block.
+void backward_large_offsets(Run& run) {
+  const Int d = run.d(8), far = (Int(1) << 31) + 64, room = 8 * d;
+  const struct {
+    const char* what;
+    Problem p;
+  } variants[] = {
+      {"batches", shape(3, 5, d, 2)}, {"heads", shape(3, 5, d, 1, 2, 2)}, {"rows", shape(2, 2, d)}};
+  run.each_type([&](auto type) {
+    using T = decltype(type);
+    const std::size_t bytes = std::size_t(far + 8 * room) * sizeof(T);
+    for (const auto& v : variants)
+      run.run(std::string(v.what) + " 2^31 + 64 elements apart " + type_name<T>(),
+              [&, what = std::string(v.what), p = v.p]() -> std::string {
+                if (!run.promises().host_memory && double(bytes) > run.promises().device_bytes()) {
+                  std::cout << "left out, as the device has no room: " << bytes << " bytes\n";
+                  return {};
+                }
+                const Reserved reserved(bytes);
+                if (!reserved.data()) return {};
+                BackwardCase<T> c({p});
+                BackwardCall<T> call = c.call();
+                Int n = 0;
+                const auto spread = [&](const Buffer<T>& x) {
+                  const View<T> view{static_cast<T*>(reserved.data()) + room * n++,
+                                     what == "batches" ? far : 0, what == "heads" ? far : 0,
+                                     what == "rows" ? far : d};
+                  x.for_each([&](auto b, auto h, auto i, auto e) {
+                    view.at(b, h, i)[e] = x.at(b, h, i, e);
+                  });
+                  return view;
+                };
+                const View<T> dQ = spread(c.dQ), dK = spread(c.dK), dV = spread(c.dV);
+                call.t = {spread(c.Q), spread(c.K), spread(c.V), spread(c.O), spread(c.dO),
+                          call.t.LSE,  dQ,          dK,          dV};
+                call.storage = {c.LSE.storage()};
+                if (!run.promises().host_memory)
+                  call.storage.push_back(reserved.storage(std::size_t(8 * room) * sizeof(T)));
+                run.functions<T>().backward(call);
+                const auto gather = [](Buffer<T>& to, const View<T>& from) {
+                  to.for_each([&](auto b, auto h, auto i, auto e) {
+                    to.at(b, h, i, e) = from.at(b, h, i)[e];
+                  });
+                };
+                gather(c.dQ, dQ);
+                gather(c.dK, dK);
+                gather(c.dV, dV);
+                return c.verdict();
+              });
+  });
+}
+
 void backward_memory(Run& run) {
   if (peak_heap_bytes([] {}) < 0) GTEST_SKIP() << "malloc cannot be counted in this build";
   run.each_type([&](auto type) {
@@ -430,6 +579,23 @@ std::vector<Family> backward_families() {
                 s.effort == StageUnderTest::Effort::large;
        },
        backward_races},
+      {"BackwardSpread", "dQ differs by rounding from run to run, dK and dV not by a bit",
+       [](const StageUnderTest& s) {
+         return has_backward(s) && !s.promises.deterministic_backward;
+       },
+       backward_spread},
+      {"BackwardLongSequences", "as many keys as there are, sampled rows against the oracle",
+       [](const StageUnderTest& s) {
+         const auto both = [](const auto& f) { return f.forward && f.backward; };
+         return s.effort == StageUnderTest::Effort::large &&
+                (both(s.f32) || both(s.f64) || both(s.f16) || both(s.bf16));
+       },
+       backward_long_sequences},
+      {"BackwardLargeOffsets", "addresses are computed with 64 bits",
+       [](const StageUnderTest& s) {
+         return has_backward(s) && (s.promises.host_memory || s.promises.device_bytes);
+       },
+       backward_large_offsets},
       {"BackwardMemory", "no more memory than promised",
        [](const StageUnderTest& s) {
          return has_backward(s) && bool(s.promises.extra_bytes_backward);

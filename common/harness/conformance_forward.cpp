@@ -1,6 +1,4 @@
 // Properties of a forward pass, family by family.
-#include <sys/mman.h>
-
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
@@ -478,15 +476,6 @@ void long_rows(Run& run) {
   });
 }
 
-// Some rows of N, the edges among them.
-std::vector<Int> sample(Int N) {
-  std::vector<Int> rows = {0, 1, 63, 64, N / 3, N / 2 + 1, N - 129, N - 128, N - 2, N - 1};
-  for (std::uint64_t n = 0; n < 22; ++n) rows.push_back(integer(7, n, 0, N - 1));
-  std::sort(rows.begin(), rows.end());
-  rows.erase(std::unique(rows.begin(), rows.end()), rows.end());
-  return rows;
-}
-
 // Nq * Nk is above 2^31, and one tile is less than a thousandth of a row.
 void long_sequences(Run& run) {
   for (Causal c : masks(run)) {
@@ -587,10 +576,9 @@ void large_offsets(Run& run) {
                   std::cout << "left out, as the device has no room: " << bytes << " bytes\n";
                   return {};
                 }
-                void* at = mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
-                                MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-                if (at == MAP_FAILED) return {};
-                T* const block = static_cast<T*>(at);
+                const Reserved reserved(bytes);
+                if (!reserved.data()) return {};
+                T* const block = static_cast<T*>(reserved.data());
                 Int n = 0;
                 const auto spread = [&](const Buffer<T>& x) {
                   const View<T> view{block + room * n++, what == "batches" ? far : 0,
@@ -601,24 +589,13 @@ void large_offsets(Run& run) {
                   return view;
                 };
                 const View<T> Q = spread(c.Q), K = spread(c.K), V = spread(c.V), O = spread(c.O);
-                const std::size_t part = std::size_t(4 * room) * sizeof(T);
-                std::string text;
-                try {
-                  run.functions<T>().forward(
-                      {p,
-                       {Q, K, V, O, nullptr},
-                       run.promises().host_memory
-                           ? std::vector<Storage>{}
-                           : std::vector<Storage>{{at, bytes, {{0, part}, {bytes - part, part}}}}});
-                  c.O.for_each([&](auto b, auto h, auto i, auto e) {
-                    c.O.at(b, h, i, e) = O.at(b, h, i)[e];
-                  });
-                  text = c.verdict();
-                } catch (const std::exception& e) {
-                  text = std::string("threw: ") + e.what();
-                }
-                munmap(at, bytes);
-                return text;
+                std::vector<Storage> storage;
+                if (!run.promises().host_memory)
+                  storage = {reserved.storage(std::size_t(4 * room) * sizeof(T))};
+                run.functions<T>().forward({p, {Q, K, V, O, nullptr}, storage});
+                c.O.for_each(
+                    [&](auto b, auto h, auto i, auto e) { c.O.at(b, h, i, e) = O.at(b, h, i)[e]; });
+                return c.verdict();
               });
   });
 }

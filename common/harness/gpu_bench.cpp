@@ -38,6 +38,12 @@ const char* const dtype_name<__half> = "f16";
 template <>
 const char* const dtype_name<__nv_bfloat16> = "bf16";
 
+// The host's name of the type, by which tolerances are found.
+template <class T>
+using HostType = std::conditional_t<
+    std::is_same_v<T, __half>, Eigen::half,
+    std::conditional_t<std::is_same_v<T, __nv_bfloat16>, Eigen::bfloat16, float>>;
+
 template <class T>
 double roof_of() {
   if constexpr (std::is_same_v<T, float>)
@@ -157,89 +163,47 @@ struct Prepared {
   }
 };
 
-struct PreparedBackward : Prepared<float> {
-  Tensor<float> dO, dQ, dK, dV;
+template <class T>
+struct PreparedBackward : Prepared<T> {
+  using Base = Prepared<T>;
+  using Base::p, Base::copies, Base::Q, Base::K, Base::V, Base::O, Base::LSE;
+  Tensor<T> dO, dQ, dK, dV;
 
   PreparedBackward(const Problem& problem, std::size_t scratch_bytes, Int wanted_copies)
-      : Prepared(problem, scratch_bytes, wanted_copies),
+      : Base(problem, scratch_bytes, wanted_copies),
         dO(p.B, p.Hq, p.Nq, p.d, copies, 14),
         dQ(p.B, p.Hq, p.Nq, p.d, copies, 0),
         dK(p.B, p.Hkv, p.Nk, p.d, copies, 0),
         dV(p.B, p.Hkv, p.Nk, p.d, copies, 0) {}
 
-  Backward<float> gradients(Int copy) const {
+  Backward<T> gradients(Int copy) const {
     return {Q.view(copy),   K.view(copy),  V.view(copy),  O.view(copy), dO.view(copy),
             LSE.flat(copy), dQ.view(copy), dK.view(copy), dV.view(copy)};
   }
-  // Sampled rows of the gradients in double, from the forward's own O and LSE, which verdict() has
-  // judged: a row of dK needs a column of P, and that needs the LSE of every query.
+  // Sampled rows of the gradients, from the forward's own O and LSE, which verdict() has judged.
   std::string gradient_verdict() const {
     if (p.Hq != p.Hkv) return "the sampled gradients are for Hq = Hkv";
     std::string text;
-    sampled_heads([&](Int b, Int h) {
-      const Array q = Q.head(b, h), k = K.head(b, h), v = V.head(b, h), o = O.head(b, h),
-                  go = dO.head(b, h), l = LSE.head(b, h);
-      const double scale = p.softmax_scale();
-      const auto dot = [&](const Array& x, Int i, const Array& y, Int j) {
-        double sum = 0;
-        for (Int e = 0; e < p.d; ++e) sum += x.at(0, 0, i, e) * y.at(0, 0, j, e);
-        return sum;
-      };
-      std::vector<double> D(static_cast<std::size_t>(p.Nq));
-      for (Int i = 0; i < p.Nq; ++i) D[std::size_t(i)] = dot(go, i, o, i);
-      const auto weight = [&](Int i, Int j) {
-        return sees(one_head(), 0, i, j) ? std::exp(scale * dot(q, i, k, j) - l.at(0, 0, i)) : 0.0;
-      };
-      // A row of a gradient: the sum, and the largest of what cancels in dS = P (dP - D).
-      struct Row {
-        std::vector<double> sum;
-        double noise = 0;
-      };
-      const auto compare = [&](const char* name, const Array& got, Int rows_of, auto row) {
+    this->sampled_heads([&](Int b, Int h) {
+      const BackwardInputs in{Q.head(b, h), K.head(b, h),  V.head(b, h),
+                              O.head(b, h), dO.head(b, h), LSE.head(b, h)};
+      const BackwardRowsOracle want = oracle_backward_rows(
+          this->one_head(), in, this->rows(p.Nq), this->rows(p.Nk), rounding<HostType<T>>());
+      const auto compare = [&](const char* name, const Array& got, const GradientRows& w) {
         Comparison c(name);
-        std::vector<Row> want;
-        double largest = 0;
-        for (Int n : rows(rows_of)) {
-          want.push_back(row(n));
-          for (double x : want.back().sum) largest = std::max(largest, std::fabs(x));
-        }
-        std::size_t at = 0;
-        for (Int n : rows(rows_of)) {
-          for (Int x = 0; x < p.d; ++x)
-            c.add(b, h, n, x, got.at(0, 0, n, x), want[at].sum[std::size_t(x)],
-                  gradient_tolerance<float>(0, largest, want[at].noise));
-          ++at;
-        }
+        const double largest = w.largest();
+        w.value.for_each([&](auto, auto, auto r, auto x) {
+          const Int i = w.rows[std::size_t(r)];
+          const double fp32 = gradient_tolerance<float>(want.A, largest, w.noise.at(0, 0, r));
+          const double value = w.value.at(0, 0, r, x);
+          const Tolerance t = tolerance<HostType<T>>(fp32, w.e, value, 0, 0, r, x);
+          c.add(b, h, i, x, got.at(0, 0, i, x), value, t.element, t.usual);
+        });
         text += c.report();
       };
-      // += scale dS_ij other_row, and how large the terms were
-      const auto add_score = [&](Row& row, Int i, Int j, const Array& other, Int n) {
-        const double w = weight(i, j), dP = dot(go, i, v, j), D_i = D[std::size_t(i)];
-        for (Int x = 0; x < p.d; ++x) {
-          row.sum[std::size_t(x)] += scale * w * (dP - D_i) * other.at(0, 0, n, x);
-          row.noise = std::max(row.noise, scale * w * (std::fabs(dP) + std::fabs(D_i)) *
-                                              std::fabs(other.at(0, 0, n, x)));
-        }
-      };
-      const std::vector<double> zeros(static_cast<std::size_t>(p.d), 0.0);
-      compare("dQ", dQ.head(b, h), p.Nq, [&](Int i) {
-        Row row{zeros};
-        for (Int j = 0; j < p.Nk; ++j) add_score(row, i, j, k, j);
-        return row;
-      });
-      compare("dK", dK.head(b, h), p.Nk, [&](Int j) {
-        Row row{zeros};
-        for (Int i = 0; i < p.Nq; ++i) add_score(row, i, j, q, i);
-        return row;
-      });
-      compare("dV", dV.head(b, h), p.Nk, [&](Int j) {
-        Row row{zeros};
-        for (Int i = 0; i < p.Nq; ++i) {
-          const double w = weight(i, j);
-          for (Int x = 0; x < p.d; ++x) row.sum[std::size_t(x)] += w * go.at(0, 0, i, x);
-        }
-        return row;
-      });
+      compare("dQ", dQ.head(b, h), want.dQ);
+      compare("dK", dK.head(b, h), want.dK);
+      compare("dV", dV.head(b, h), want.dV);
     });
     return text;
   }
@@ -364,17 +328,19 @@ template void gpu_forward<__half>(const std::string&, const Problem&, std::size_
 template void gpu_forward<__nv_bfloat16>(const std::string&, const Problem&, std::size_t,
                                          const GpuForward<__nv_bfloat16>&);
 
-void gpu_backward(
-    const std::string& prefix, const Problem& p, const BackwardRow& row,
-    const std::function<void(const Problem&, const Forward<float>&, void*, cudaStream_t)>& forward,
-    const std::function<void(const Problem&, const Backward<float>&, void*, cudaStream_t)>& f) {
-  add_row(row_name<float>(prefix, p),
+template <class T>
+void gpu_backward(const std::string& prefix, const Problem& p, const BackwardRow& row,
+                  const std::type_identity_t<GpuForward<T>>& forward,
+                  const std::type_identity_t<GpuBackward<T>>& f) {
+  const std::string name = row_name<T>(prefix, p);
+  add_row(name,
           [=](benchmark::State& state) {
-            const auto [made, fresh] = prepared<PreparedBackward>(row_name<float>(prefix, p), [&] {
-              return std::make_shared<PreparedBackward>(p, row.scratch_bytes, row.one_copy ? 1 : 0);
+            const auto [made, fresh] = prepared<PreparedBackward<T>>(name, [&] {
+              return std::make_shared<PreparedBackward<T>>(p, row.scratch_bytes,
+                                                           row.one_copy ? 1 : 0);
             });
-            PreparedBackward& x = *made;
-            void* const scratch = x.scratch.as<void>();
+            PreparedBackward<T>& x = *made;
+            void* const scratch = x.scratch.template as<void>();
             if (fresh) {
               for (Int copy = 0; copy < x.copies; ++copy)
                 forward(p, x.tensors(copy), scratch, nullptr);
@@ -382,7 +348,7 @@ void gpu_backward(
               const std::string wrong = x.verdict();
               if (!wrong.empty()) return state.SkipWithError(("the forward: " + wrong).c_str());
             }
-            measure<float>(
+            measure<T>(
                 state, fresh, (row.with_forward ? forward_flops(p) : 0) + backward_flops(p),
                 row.scratch_bytes, x.copies,
                 [&] {
@@ -399,5 +365,12 @@ void gpu_backward(
       ->UseManualTime()
       ->MinTime(sample_seconds());
 }
+template void gpu_backward<float>(const std::string&, const Problem&, const BackwardRow&,
+                                  const GpuForward<float>&, const GpuBackward<float>&);
+template void gpu_backward<__half>(const std::string&, const Problem&, const BackwardRow&,
+                                   const GpuForward<__half>&, const GpuBackward<__half>&);
+template void gpu_backward<__nv_bfloat16>(const std::string&, const Problem&, const BackwardRow&,
+                                          const GpuForward<__nv_bfloat16>&,
+                                          const GpuBackward<__nv_bfloat16>&);
 
 }  // namespace fa::bench

@@ -35,11 +35,16 @@ struct BackwardRow {
   bool one_copy = false;  // the forward leaves something in the scratch that belongs to one copy
 };
 
-// The same for a backward. `forward` runs before the timing starts, or as a part of what is timed.
+// Puts one backward on the stream.
+template <class T>
+using GpuBackward =
+    std::function<void(const Problem&, const Backward<T>&, void* scratch, cudaStream_t)>;
+
+// The same for a backward. `forward` runs before the timing starts, or as a part of what is timed;
+// both use the one scratch.
+template <class T = float>
 void gpu_backward(const std::string& prefix, const Problem& p, const BackwardRow& row,
-                  const std::function<void(const Problem&, const Forward<float>&, void* scratch,
-                                           cudaStream_t)>& forward,
-                  const std::function<void(const Problem&, const Backward<float>&, void* scratch,
-                                           cudaStream_t)>& f);
+                  const std::type_identity_t<GpuForward<T>>& forward,
+                  const std::type_identity_t<GpuBackward<T>>& f);
 
 }  // namespace fa::bench

@@ -204,4 +204,95 @@ BackwardOracle oracle_backward(const Problem& p, const Array& Q, const Array& K,
   return out;
 }
 
+namespace {
+
+// One visible pair: what it adds to row i of dQ and to row j of dK and dV.
+struct Pair {
+  double A, P, dP, D;
+};
+
+Pair pair_of(const Problem& p, const BackwardInputs& in, double D, const Query& q, std::int64_t j) {
+  const auto [b, h, i] = q;
+  const std::int64_t g = h / (p.Hq / p.Hkv);
+  const double scale = scale_of(p);
+  double s = 0, abs = 0, dP = 0;
+  const double *Q = in.Q.row(b, h, i), *K = in.K.row(b, g, j);
+  const double *dO = in.dO.row(b, h, i), *V = in.V.row(b, g, j);
+  for (std::int64_t x = 0; x < p.d; ++x) {
+    s += scale * Q[x] * K[x];
+    abs += std::fabs(scale * Q[x] * K[x]);
+    dP += dO[x] * V[x];
+  }
+  return {abs, std::exp(s - in.LSE.at(b, h, i)), dP, D};
+}
+
+GradientRows gradient_rows(const Problem& p, std::int64_t H, const std::vector<std::int64_t>& rows,
+                           bool rounds) {
+  const auto n = static_cast<std::int64_t>(rows.size());
+  GradientRows g{rows, Array(p.B, H, n, p.d), Array(p.B, H, n, 1), {}};
+  if (rounds) resize(g.e, g.value);
+  return g;
+}
+
+// Row r of a gradient += factor * other. `size` is what the parts of the factor come to before they
+// cancel, `error` what rounding it may add to or take from it.
+void add_term(const Problem& p, GradientRows& g, std::int64_t b, std::int64_t h, std::int64_t r,
+              double factor, double size, double error, const double* other) {
+  double& noise = g.noise.at(b, h, r);
+  for (std::int64_t x = 0; x < p.d; ++x) {
+    g.value.at(b, h, r, x) += factor * other[x];
+    noise = std::max(noise, size * std::fabs(other[x]));
+    if (error > 0) add(g.e, b, h, r, x, error * other[x]);
+  }
+}
+
+}  // namespace
+
+double GradientRows::largest() const {
+  double most = 0;
+  for (double x : value.data) most = std::max(most, std::fabs(x));
+  return most;
+}
+
+BackwardRowsOracle oracle_backward_rows(const Problem& p, const BackwardInputs& in,
+                                        std::vector<std::int64_t> queries,
+                                        std::vector<std::int64_t> keys, const Rounding& rounding) {
+  const double scale = scale_of(p);
+  const bool rounds = rounding.unit > 0;
+  BackwardRowsOracle out{gradient_rows(p, p.Hq, queries, rounds),
+                         gradient_rows(p, p.Hkv, keys, rounds),
+                         gradient_rows(p, p.Hkv, keys, rounds)};
+  const auto error = [&](double x) { return rounds ? rounding.of(x) : 0; };
+  std::vector<double> D(static_cast<std::size_t>(p.Nq));
+  for (std::int64_t b = 0; b < p.B; ++b)
+    for (std::int64_t h = 0; h < p.Hq; ++h) {
+      const std::int64_t g = h / (p.Hq / p.Hkv);
+      for (std::int64_t i = 0; i < p.Nq; ++i)
+        D[static_cast<std::size_t>(i)] = std::inner_product(
+            in.dO.row(b, h, i), in.dO.row(b, h, i) + p.d, in.O.row(b, h, i), 0.0);
+      // f(dS_ij, the size of its parts, the pair) if i sees j.
+      const auto with = [&](std::int64_t i, std::int64_t j, auto f) {
+        if (!sees(p, b, i, j)) return;
+        const Pair pair = pair_of(p, in, D[static_cast<std::size_t>(i)], {b, h, i}, j);
+        out.A = std::max(out.A, pair.A);
+        f(pair.P * (pair.dP - pair.D), pair.P * (std::fabs(pair.dP) + std::fabs(pair.D)), pair);
+      };
+      for (std::size_t r = 0; r < queries.size(); ++r)
+        for (std::int64_t j = 0; j < p.Nk; ++j)
+          with(queries[r], j, [&](double dS, double size, const Pair&) {
+            add_term(p, out.dQ, b, h, static_cast<std::int64_t>(r), scale * dS,
+                     std::fabs(scale) * size, std::fabs(scale) * error(dS), in.K.row(b, g, j));
+          });
+      for (std::size_t r = 0; r < keys.size(); ++r)
+        for (std::int64_t i = 0; i < p.Nq; ++i)
+          with(i, keys[r], [&](double dS, double size, const Pair& pair) {
+            add_term(p, out.dK, b, g, static_cast<std::int64_t>(r), scale * dS,
+                     std::fabs(scale) * size, std::fabs(scale) * error(dS), in.Q.row(b, h, i));
+            add_term(p, out.dV, b, g, static_cast<std::int64_t>(r), pair.P, pair.P, error(pair.P),
+                     in.dO.row(b, h, i));
+          });
+    }
+  return out;
+}
+
 }  // namespace fa::harness

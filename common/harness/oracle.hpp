@@ -22,6 +22,9 @@ struct Array {
   double at(std::int64_t b, std::int64_t h, std::int64_t i, std::int64_t x = 0) const {
     return const_cast<Array*>(this)->at(b, h, i, x);
   }
+  const double* row(std::int64_t b, std::int64_t h, std::int64_t i) const {
+    return data.data() + ((b * H + h) * N + i) * d;
+  }
   // f(b, h, i, x) for every element.
   template <class F>
   void for_each(F f) const {
@@ -62,6 +65,25 @@ struct BackwardOracle {
   Spread eQ, eK, eV;  // from rounding every P_ij, dS_ij and, in D = dO . O, O_ix
 };
 
+// What a backward is given, as it is given: O and LSE may be rounded.
+struct BackwardInputs {
+  Array Q, K, V, O, dO, LSE;
+};
+
+// Some rows of a gradient, the same ones in every head: row r of the arrays is rows[r].
+struct GradientRows {
+  std::vector<std::int64_t> rows;
+  Array value;
+  Array noise;  // [B, H, rows, 1]: a row's largest term, of both parts of dS = P dP - P D
+  Spread e;     // from rounding every P_ij and dS_ij
+
+  double largest() const;  // |value|
+};
+struct BackwardRowsOracle {
+  GradientRows dQ, dK, dV;
+  double A = 0;  // the largest A of the pairs that were looked at
+};
+
 // May query i of batch b see key j? Written from the definitions, not from fa::Mask.
 bool sees(const Problem& p, std::int64_t b, std::int64_t i, std::int64_t j);
 
@@ -75,5 +97,12 @@ ForwardOracle oracle_rows(const Problem& p, const Array& Q, const Array& K, cons
 
 BackwardOracle oracle_backward(const Problem& p, const Array& Q, const Array& K, const Array& V,
                                const Array& dO, const Rounding& rounding = {});
+
+// Only some queries' dQ and some keys' dK and dV, so that long sequences stay cheap. With O and LSE
+// given, D_i = dO_i . O_i and P_ij = exp(s_ij - LSE_i) need no other pair's scores.
+BackwardRowsOracle oracle_backward_rows(const Problem& p, const BackwardInputs& in,
+                                        std::vector<std::int64_t> queries,
+                                        std::vector<std::int64_t> keys,
+                                        const Rounding& rounding = {});
 
 }  // namespace fa::harness

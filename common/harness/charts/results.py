@@ -18,7 +18,7 @@ from typing import Any
 
 CONTEXT_KEYS = ("machine", "device", "isa", "cores", "compiler", "flags", "commit", "date", "flop_formula")
 PRIVATE_KEYS = ("host_name", "executable")
-MAX_BYTES = 1 << 20
+MAX_BYTES = 2 << 20
 SECONDS = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0}
 NOT_COUNTERS = {"family_index", "per_family_instance_index", "repetitions", "repetition_index",
                 "threads", "iterations", "real_time", "cpu_time"}

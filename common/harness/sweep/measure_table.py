@@ -132,11 +132,12 @@ class Library:
         if not hasattr(self.c, "fa_peer_backward_scratch_bytes"):
             return 4 * call.B * call.H * call.N
         function = self.c.fa_peer_backward_scratch_bytes
-        function.restype, function.argtypes = ctypes.c_int64, [ctypes.c_char_p, ctypes.POINTER(Call)]
-        found = function(kernel, ctypes.byref(call))
-        if found < 0:
-            raise Failed("fa_peer_backward_scratch_bytes gives no number")
-        return int(found)
+        function.restype = ctypes.c_char_p
+        found = ctypes.c_int64()
+        error = function(kernel, ctypes.byref(call), ctypes.byref(found))
+        if error:
+            raise Failed(error.decode())
+        return found.value
 
     def says(self, what: str) -> str:
         """Its compiler, its flags."""

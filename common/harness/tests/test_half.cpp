@@ -1,17 +1,21 @@
 // The suite in fp16 and bf16, on trial: attention as a kernel on tensor cores does it (fp32 scores,
 // statistics and sums; P, dS and the results rounded) must pass every family, and the same with a
 // defect must not.
+#include <gtest/gtest-spi.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <functional>
 #include <limits>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "common/core/check.hpp"
 #include "common/harness/cases.hpp"
 #include "common/harness/conformance.hpp"
+#include "common/harness/random.hpp"
 
 namespace {
 
@@ -107,6 +111,9 @@ enum class GradientDefect {
   last_query,  // adds nothing to dK and dV
   group,       // only the group's first query head adds to dK and dV
   normalised_twice,
+  key_tile,        // the second tile of keys adds nothing to dQ
+  key_tile_twice,  // it adds twice
+  query_tile,      // the second tile of queries adds nothing to dK and dV
 };
 
 template <class T>
@@ -131,16 +138,21 @@ void backward(const Problem& p, const Backward<T>& t, GradientDefect defect = {}
           const float D = defect == no_D ? 0 : dot(t.dO.at(b, h, i), t.O.at(b, h, i), p.d);
           const float LSE = t.LSE[(b * p.Hq + h) * p.Nq + i];
           const bool adds = (defect != last_query || i + 1 < p.Nq) &&
-                            (defect != GradientDefect::group || h == g * group);
+                            (defect != GradientDefect::group || h == g * group) &&
+                            (defect != query_tile || i / 64 != 1);
           std::vector<float> dQ(std::size_t(p.d));
           for (Int j = 0; j < visible_keys(p, b, i); ++j) {
             float P = std::exp(scale * dot(t.Q.at(b, h, i), t.K.at(b, g, j), p.d) - LSE);
             if (defect == normalised_twice) P *= float(j + 1) / float(j + 2);
             const float dP = dot(t.dO.at(b, h, i), t.V.at(b, g, j), p.d);
             const float dS = rounded<T>(P * (dP - D));
+            const float times = j / 64 != 1                ? 1.0f
+                                : defect == key_tile       ? 0.0f
+                                : defect == key_tile_twice ? 2.0f
+                                                           : 1.0f;
             for (Int x = 0; x < p.d; ++x) {
               const auto at = std::size_t(j * p.d + x);
-              dQ[std::size_t(x)] += dS * float(t.K.at(b, g, j)[x]);
+              dQ[std::size_t(x)] += times * dS * float(t.K.at(b, g, j)[x]);
               if (!adds) continue;
               dK[at] += scale * dS * float(t.Q.at(b, h, i)[x]);
               dV[at] += rounded<T>(P) * float(t.dO.at(b, h, i)[x]);
@@ -274,6 +286,71 @@ TYPED_TEST(Half, GradientDefectsAreSeen) {
     for (GradientDefect d :
          {no_D, half_sums, dQ_scale, dV_scaled, last_query, group, normalised_twice})
       EXPECT_NE(verdict<TypeParam>(spec, d), "") << "defect " << int(d);
+}
+
+// The same by sampled rows, where a tile is little of the whole.
+TYPED_TEST(Half, GradientDefectsAreSeenInSamples) {
+  using T = TypeParam;
+  using enum GradientDefect;
+  const Spec spec{shape(1500, 2000, 16)};
+  BackwardCase<T> c(spec, [](const ForwardCall<T>& call) { forward(call.p, call.t); });
+  const auto verdict = [&](GradientDefect defect) {
+    const BackwardCall<T> call = c.call();
+    backward(call.p, call.t, defect);
+    return c.verdict(sample(spec.p.Nq), sample(spec.p.Nk));
+  };
+  EXPECT_EQ(verdict(none), "");
+  for (GradientDefect d : {no_D, half_sums, dQ_scale, dV_scaled, last_query, normalised_twice,
+                           key_tile, key_tile_twice, query_tile})
+    EXPECT_NE(verdict(d), "") << "defect " << int(d);
+}
+
+// A right backward whose dQ differs from run to run by so much of itself.
+template <class T>
+Functions<T> unsteady(double by) {
+  const auto run = std::make_shared<std::uint64_t>(0);
+  return {nullptr, on_host_backward<T>([by, run](const Problem& p, const Backward<T>& t) {
+            backward(p, t);
+            const std::uint64_t seed = ++*run;
+            for (Int row = 0, n = 0; row < p.B * p.Hq * p.Nq; ++row)
+              for (Int x = 0; x < p.d; ++x, ++n) {
+                T& dQ = t.dQ.at(row / (p.Hq * p.Nq), row / p.Nq % p.Hq, row % p.Nq)[x];
+                // As if it had been so before rounding: a step of T, seldom.
+                const double step = 2 * rounding<T>().of(double(dQ));
+                const double u = uniform(seed, std::uint64_t(n));
+                if (u < by * std::fabs(double(dQ)) / step) dQ = T(double(dQ) + step);
+              }
+          })};
+}
+TYPED_TEST(Half, TheSpreadOfARightKernelPassesAndNoMore) {
+  using T = TypeParam;
+  const auto families = backward_families();
+  const auto spread = std::find_if(families.begin(), families.end(),
+                                   [](const Family& f) { return f.name == "BackwardSpread"; });
+  ASSERT_NE(spread, families.end());
+  static StageUnderTest stage;
+  stage = whole_contract();
+  EXPECT_FALSE(spread->promised(stage));
+  stage.promises.deterministic_backward = false;
+  EXPECT_TRUE(spread->promised(stage));
+  stage.f16 = {};
+  stage.bf16 = {};
+  const auto run = [&](double by) {
+    if constexpr (std::is_same_v<T, Eigen::half>)
+      stage.f16 = unsteady<T>(by);
+    else
+      stage.bf16 = unsteady<T>(by);
+    Run once(stage, *spread);
+    spread->body(once);
+  };
+  run(1e-6);
+  testing::TestPartResultArray failures;
+  {
+    testing::ScopedFakeTestPartResultReporter reporter(
+        testing::ScopedFakeTestPartResultReporter::INTERCEPT_ONLY_CURRENT_THREAD, &failures);
+    run(3e-5);
+  }
+  EXPECT_EQ(failures.size(), 1);
 }
 
 // A sum of many in the half type stops growing; the family must say so.

@@ -3,6 +3,7 @@
 
 #include <cmath>
 #include <limits>
+#include <tuple>
 
 #include "common/harness/cases.hpp"
 #include "common/harness/conformance.hpp"
@@ -152,6 +153,91 @@ TEST(Oracle, BackwardIsTheDerivativeOfItsForward) {
   }
 }
 
+TEST(Oracle, SampledGradientsAreThoseOfTheWhole) {
+  const Int queries = 13, keys = 11;
+  for (Causal c : {Causal::none, Causal::top_left, Causal::bottom_right}) {
+    const Problem p = shape(queries, keys, 3, 2, 4, 2, c);
+    BackwardInputs in{random_array(2, 4, queries, 3, 1), random_array(2, 2, keys, 3, 2),
+                      random_array(2, 2, keys, 3, 3),    {},
+                      random_array(2, 4, queries, 3, 4), {}};
+    const ForwardOracle f = oracle_forward(p, in.Q, in.K, in.V);
+    in.O = f.O;
+    in.LSE = f.LSE;
+    const Rounding rounding{0x1p-8, 0x1p-126};
+    const BackwardOracle all = oracle_backward(p, in.Q, in.K, in.V, in.dO, rounding);
+    const BackwardRowsOracle some = oracle_backward_rows(p, in, {12, 0, 5}, {0, 10, 7}, rounding);
+    const auto compare = [&](const GradientRows& got, const Array& want, const Spread& e) {
+      got.value.for_each([&](auto b, auto h, auto r, auto x) {
+        const Int i = got.rows[static_cast<std::size_t>(r)];
+        EXPECT_NEAR(got.value.at(b, h, r, x), want.at(b, h, i, x), 1e-14);
+        EXPECT_LE(got.noise.at(b, h, r), std::max(all.noise, 6.0));  // dV: P |dO|
+        // The whole's allows for an O that is rounded; here O is what it is.
+        EXPECT_LE(got.e.most.at(b, h, r, x), e.most.at(b, h, i, x) * (1 + 1e-12));
+        EXPECT_LE(got.e.square.at(b, h, r, x), e.square.at(b, h, i, x) * (1 + 1e-12));
+      });
+    };
+    compare(some.dQ, all.dQ, all.eQ);
+    compare(some.dK, all.dK, all.eK);
+    compare(some.dV, all.dV, all.eV);
+    EXPECT_GT(some.dV.e.most.at(0, 0, 0, 0), 0);
+    EXPECT_LE(some.A, all.A * (1 + 1e-12));
+    double largest = 0;
+    for (double x : some.dK.value.data) largest = std::max(largest, std::fabs(x));
+    EXPECT_EQ(some.dK.largest(), largest);
+  }
+}
+
+// A backward is a function of the O and LSE that it is given, wrong ones too.
+TEST(Oracle, SampledGradientsTakeOAndLSEAsTheyAre) {
+  const Problem p = shape(1, 1, 1);
+  BackwardInputs in{Array(1, 1, 1, 1), Array(1, 1, 1, 1), Array(1, 1, 1, 1),
+                    Array(1, 1, 1, 1), Array(1, 1, 1, 1), Array(1, 1, 1, 1)};
+  in.Q.data = {1};
+  in.K.data = {2};
+  in.V.data = {5};
+  in.O.data = {4};
+  in.dO.data = {3};
+  in.LSE.data = {2 + std::log(2.0)};  // P = 1/2, dP = 15, D = 12
+  const BackwardRowsOracle g = oracle_backward_rows(p, in, {0}, {0});
+  EXPECT_NEAR(g.dQ.value.data[0], 0.5 * 3 * 2, 1e-14);
+  EXPECT_NEAR(g.dK.value.data[0], 0.5 * 3 * 1, 1e-14);
+  EXPECT_NEAR(g.dV.value.data[0], 0.5 * 3, 1e-14);
+  EXPECT_NEAR(g.dQ.noise.data[0], 0.5 * (15 + 12) * 2, 1e-14);
+}
+
+TEST(BackwardCase, SampledRowsSeeWhatTheyAreAndNaNAnywhere) {
+  const auto forward = [](const ForwardCall<double>& call) {
+    BackwardCase<double> same({call.p});  // the same numbers, and the oracle's O and LSE
+    for (Int i = 0; i < 9; ++i) {
+      call.t.LSE[i] = same.LSE.at(0, 0, i);
+      for (Int x = 0; x < 4; ++x) call.t.O.at(0, 0, i)[x] = same.O.at(0, 0, i, x);
+    }
+  };
+  BackwardCase<double> c({shape(9, 7, 4)}, forward);
+  c.call();
+  const BackwardOracle want =
+      oracle_backward(c.p, to_array(c.Q), to_array(c.K), to_array(c.V), to_array(c.dO));
+  const auto put = [](Buffer<double>& to, const Array& from) {
+    to.for_each([&](auto b, auto h, auto i, auto x) { to.at(b, h, i, x) = from.at(b, h, i, x); });
+  };
+  put(c.dQ, want.dQ);
+  put(c.dK, want.dK);
+  put(c.dV, want.dV);
+  const std::vector<Int> queries = {1, 8}, keys = {0, 6};
+  EXPECT_EQ(c.verdict(queries, keys), "");
+  for (auto [x, name, seen] : {std::tuple{&c.dQ, "dQ", 8}, {&c.dK, "dK", 6}, {&c.dV, "dV", 0}}) {
+    double& in_sample = x->at(0, 0, seen, 3);
+    in_sample += 1e-6;
+    EXPECT_EQ(c.verdict(queries, keys).find(name), 0u) << c.verdict(queries, keys);
+    in_sample -= 1e-6;
+    const double kept = x->at(0, 0, 4, 0);
+    x->at(0, 0, 4, 0) = nan_;
+    EXPECT_EQ(c.verdict(queries, keys), std::string(name) + " is no number in 1 places\n");
+    x->at(0, 0, 4, 0) = kept;
+  }
+  EXPECT_EQ(c.verdict(queries, keys), "");
+}
+
 TEST(CentralDifferences, OfAPolynomial) {
   double x = 3, y = -2;
   const auto gradient = central_differences({&x, &y}, [&] { return x * x * y; });
@@ -247,6 +333,13 @@ TEST(ForwardCase, AChangedInputIsWrong) {
   c.call();
   c.K.at(0, 0, 1, 1) += 1;
   EXPECT_NE(c.verdict().find("K: element 5"), std::string::npos) << c.verdict();
+}
+
+TEST(Sample, HasTheEdgesInOrder) {
+  const std::vector<Int> rows = sample(65536);
+  EXPECT_EQ(rows.front(), 0);
+  EXPECT_EQ(rows.back(), 65535);
+  for (std::size_t n = 1; n < rows.size(); ++n) EXPECT_LT(rows[n - 1], rows[n]);
 }
 
 TEST(ExpectRefusal, WantsTheRightExceptionWithTheRightWords) {
