@@ -32,14 +32,6 @@ const Rung& rung(Kernel kernel) {
                        [&](const Rung& r) { return r.kernel == kernel; });
 }
 
-int device_capability() {
-  int device = 0, major = 0, minor = 0;
-  FA_CUDA_CHECK(cudaGetDevice(&device));
-  FA_CUDA_CHECK(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
-  FA_CUDA_CHECK(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device));
-  return 10 * major + minor;
-}
-
 // On this GPU, which is asked only if it matters.
 Kernel chosen(Kernel kernel) {
   return kernel == Kernel::best ? optimized::chosen(kernel, device_capability()) : kernel;
@@ -103,10 +95,18 @@ Kernel chosen(Kernel kernel, int here) {
   return here == 90 ? Kernel::hopper : Kernel::fa2;
 }
 
-std::string wrong_capability(const Rung& r, int here) {
-  const bool alone = r.capability == 90;  // what is built for sm_90a runs nowhere else
-  if (alone ? here == r.capability : here >= r.capability) return {};
-  return std::string(r.name) + " is built for compute capability " + capability(r.capability) +
+int device_capability() {
+  int device = 0, major = 0, minor = 0;
+  FA_CUDA_CHECK(cudaGetDevice(&device));
+  FA_CUDA_CHECK(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
+  FA_CUDA_CHECK(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device));
+  return 10 * major + minor;
+}
+
+std::string wrong_capability(const std::string& who, int wanted, int here) {
+  const bool alone = wanted == 90;  // what is built for sm_90a runs nowhere else
+  if (alone ? here == wanted : here >= wanted) return {};
+  return who + " is built for compute capability " + capability(wanted) +
          (alone ? " alone" : " and later") + ", this GPU is " + capability(here);
 }
 
@@ -118,7 +118,8 @@ std::size_t scratch_bytes(const Problem& p, Kernel kernel) {
 template <class T>
 std::string unsupported(const Problem& p, const Forward<T>& t, Kernel kernel) {
   const Rung& r = rung(chosen(kernel));
-  if (std::string why = wrong_capability(r, device_capability()); !why.empty()) return why;
+  if (std::string why = wrong_capability(r.name, r.capability, device_capability()); !why.empty())
+    return why;
   if (!(float(p.softmax_scale()) > 0)) {
     std::ostringstream text;
     text << r.name << ": scale must be > 0 in fp32, got " << p.softmax_scale()

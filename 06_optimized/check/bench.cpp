@@ -1,27 +1,99 @@
-// The ladder, and stage 04's fp32 kernel below it; B N = 16384 and H d = 2048, so that every length
-// and head dimension is the same amount of data. compare.py measures the same beside PyTorch's.
+// Both ladders, each above the fp32 kernel of an earlier stage; B N = 16384 and H d = 2048, so that
+// every length and head dimension is the same amount of data. compare.py measures the same beside
+// PyTorch's.
+#include <algorithm>
+#include <string>
+#include <vector>
+
 #include "04_cuda_forward/cuda_forward.hpp"
+#include "05_cuda_backward/cuda_backward.hpp"
+#include "06_optimized/backward.hpp"
 #include "06_optimized/optimized.hpp"
 #include "common/harness/gpu_bench.hpp"
 
-void fa::bench::register_benchmarks(Size size) {
-  needs_gpu();
+namespace {
+
+using namespace fa;
+using Int = std::int64_t;
+
+int capability_here() {
   int device = 0, major = 0, minor = 0;
   FA_CUDA_CHECK(cudaGetDevice(&device));
   FA_CUDA_CHECK(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
   FA_CUDA_CHECK(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device));
-  const int here = 10 * major + minor;
+  return 10 * major + minor;
+}
+
+// Of either ladder: can this rung run here, on this head dimension?
+bool runs(const auto& rung, Int d) {
+  static const int here = capability_here();
+  const bool fits = rung.capability == 90 ? here == 90 : here >= rung.capability;
+  return fits && (rung.whole_contract || d == 128 || (d == 64 && rung.d64));
+}
+
+auto forward(optimized::Kernel kernel) {
+  return [kernel](const Problem& p, const auto& t, void* scratch, cudaStream_t stream) {
+    optimized::forward(p, t, {kernel, stream, scratch});
+  };
+}
+auto backward(optimized::BackwardKernel kernel) {
+  return [kernel](const Problem& p, const auto& t, void* scratch, cudaStream_t stream) {
+    optimized::backward(p, t, {kernel, false, stream, scratch});
+  };
+}
+
+void add_forward(const Problem& p) {
+  using cuda_forward::Kernel;
+  if (p.d <= cuda_forward::max_d)
+    bench::gpu_forward("stage04/forward/register_tiled", p, 0,
+                       [](const Problem& q, const Forward<float>& t, void*, cudaStream_t stream) {
+                         cuda_forward::forward(q, t, {Kernel::register_tiled, stream});
+                       });
   std::size_t count = 0;
   const optimized::Rung* const all = optimized::rungs(count);
-  const auto forward = [](optimized::Kernel kernel) {
-    return [kernel](const Problem& p, const auto& t, void* scratch, cudaStream_t stream) {
-      optimized::forward(p, t, {kernel, stream, scratch});
-    };
-  };
+  for (const optimized::Rung* rung = all; rung != all + count; ++rung) {
+    if (!runs(*rung, p.d)) continue;
+    const std::string name = std::string("stage06/forward/") + rung->name;
+    const std::size_t scratch = optimized::scratch_bytes(p, rung->kernel);
+    bench::gpu_forward<__nv_bfloat16>(name, p, scratch, forward(rung->kernel));
+    if (rung->whole_contract && p.Nk == 4096)
+      bench::gpu_forward<__half>(name, p, scratch, forward(rung->kernel));
+  }
+}
 
-  for (std::int64_t d : size == Size::full ? std::vector<std::int64_t>{128, 64, 256}
-                                           : std::vector<std::int64_t>{128})
-    for (std::int64_t N : sizes(size, {4096, 1024}, {512, 2048, 8192, 16384}))
+void add_backward(const Problem& p) {
+  if (p.d <= cuda_backward::max_d)
+    bench::gpu_backward(
+        "stage05/backward/two_kernels", p, {cuda_backward::scratch_bytes(p, {})},
+        [](const Problem& q, const Forward<float>& t, void*, cudaStream_t stream) {
+          cuda_forward::forward(q, t, {cuda_forward::Kernel::best, stream});
+        },
+        [](const Problem& q, const Backward<float>& t, void* scratch, cudaStream_t stream) {
+          cuda_backward::Options options;
+          options.stream = stream;
+          options.scratch = scratch;
+          cuda_backward::backward(q, t, options);
+        });
+  std::size_t count = 0;
+  const optimized::BackwardRung* const all = optimized::backward_rungs(count);
+  for (const optimized::BackwardRung* rung = all; rung != all + count; ++rung) {
+    if (!runs(*rung, p.d)) continue;
+    const std::string name = std::string("stage06/backward/") + rung->name;
+    const bench::BackwardRow row{std::max(optimized::backward_scratch_bytes(p, {rung->kernel}),
+                                          optimized::scratch_bytes(p))};
+    const auto before = forward(optimized::Kernel::best);
+    bench::gpu_backward<__nv_bfloat16>(name, p, row, before, backward(rung->kernel));
+    if (rung->whole_contract && p.Nk == 4096)
+      bench::gpu_backward<__half>(name, p, row, before, backward(rung->kernel));
+  }
+}
+
+}  // namespace
+
+void fa::bench::register_benchmarks(Size size) {
+  needs_gpu();
+  for (Int d : size == Size::full ? std::vector<Int>{128, 64, 256} : std::vector<Int>{128})
+    for (Int N : sizes(size, {4096, 1024}, {512, 2048, 8192, 16384}))
       for (Causal causal : {Causal::none, Causal::top_left}) {
         Problem p;
         p.B = 16384 / N;
@@ -29,19 +101,7 @@ void fa::bench::register_benchmarks(Size size) {
         p.Nq = p.Nk = N;
         p.d = d;
         p.causal = causal;
-        if (d <= cuda_forward::max_d)
-          gpu_forward("stage04/forward/register_tiled", p, 0,
-                      [](const Problem& q, const Forward<float>& t, void*, cudaStream_t stream) {
-                        cuda_forward::forward(q, t, {cuda_forward::Kernel::register_tiled, stream});
-                      });
-        for (const optimized::Rung* rung = all; rung != all + count; ++rung) {
-          const bool fits = rung->capability == 90 ? here == 90 : here >= rung->capability;
-          if (!fits || !(rung->whole_contract || d == 128 || (d == 64 && rung->d64))) continue;
-          const std::string name = std::string("stage06/forward/") + rung->name;
-          const std::size_t scratch = optimized::scratch_bytes(p, rung->kernel);
-          gpu_forward<__nv_bfloat16>(name, p, scratch, forward(rung->kernel));
-          if (rung->whole_contract && N == 4096)
-            gpu_forward<__half>(name, p, scratch, forward(rung->kernel));
-        }
+        add_forward(p);
+        add_backward(p);
       }
 }

@@ -1,132 +1,192 @@
-"""The ladder of stage 06, its speed against the peers, and what the compiler made of each kernel."""
+"""Both ladders of stage 06, their speed against the peers, and what the compiler made of each kernel."""
 
 import json
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from figure import Bar, Bars, Bound, Chart, Line, Lines, Table, line, significant
 from results import BadResults, Results, Row, group, median, ratio, spread
 
-RUNGS = {"mma": "1 tensor cores", "cp_async": "2 cp.async", "swizzle": "3 swizzle, ldmatrix",
-         "fa2": "4 FlashAttention-2", "wgmma": "5 wgmma, TMA", "ring": "6 ring of barriers",
-         "specialised": "7 specialised warps", "lock": "8 ping-pong", "no_lock": "8 without the lock",
-         "overlap": "9 overlap", "rows": "10 row by row", "persistent": "11 persistent",
-         "hopper": "12 longest first"}
-FINAL = {"hopper": "hopper", "fa2": "fa2 (mma.sync)"}  # the kernels that take every problem
+
+@dataclass(frozen=True)
+class Pass:
+    """Of attention, with what is said about its ladder."""
+
+    what: str
+    prefix: str  # of its charts and tables
+    title: str
+    rungs: dict[str, str]
+    final: dict[str, str]  # the kernels that take every problem
+    below: tuple[str, str, str]  # stage, kernel and label of the fp32 kernel that the ladder begins with
+
+
+FORWARD = Pass(
+    "forward", "", "The forward",
+    {"mma": "1 tensor cores", "cp_async": "2 cp.async", "swizzle": "3 swizzle, ldmatrix", "fa2": "4 FlashAttention-2",
+     "wgmma": "5 wgmma, TMA", "ring": "6 ring of barriers", "specialised": "7 specialised warps",
+     "lock": "8 ping-pong", "no_lock": "8 without the lock", "overlap": "9 overlap", "rows": "10 row by row",
+     "persistent": "11 persistent", "hopper": "12 longest first"},
+    {"hopper": "hopper", "fa2": "fa2 (mma.sync)"}, ("stage04", "register_tiled", "04, fp32"))
+BACKWARD = Pass(
+    "backward", "backward_", "The backward",
+    {"mma": "1 tensor cores", "swizzle": "2 cp.async, swizzle", "two_kernels": "3 wgmma, two kernels",
+     "fused": "4 one kernel, five products", "bulk": "5 dQ by the copy engine", "early": "6 early scores",
+     "hopper": "7 no pass after it"},
+    {"hopper": "hopper", "two_kernels": "two_kernels (same bits)", "swizzle": "swizzle (mma.sync)"},
+    ("stage05", "two_kernels", "05, fp32"))
 PEERS = {"cudnn": "cuDNN", "fa2": "FlashAttention-2, PyTorch"}
 KERNELS = Path(__file__).resolve().parents[1] / "results" / "kernels.json"
 LADDER: dict[str, object] = {"N": 4096, "d": 128, "causal": 0}
+SIZES = [(d, causal) for d in (64, 128, 256) for causal in (0, 1)]
+MASK = ("none", "causal")
 
 
 def charts(r: Results) -> list[Chart | Table]:
-    def rows(variant: str, chip: str = "hot", stage: str = "stage06", **where: object) -> list[Row]:
-        """Those of compare.py; else the benchmark's own, which knows no peers and no cool chip."""
-        found = r.select(stage=stage, what="forward", variant=variant, dtype="bf16", G=1, chip=chip, **where)
-        return found or r.select(stage=stage, what="forward", variant=variant, dtype="bf16", G=None, chip=None, **where)
+    items = [item for p in (FORWARD, BACKWARD) for item in (
+        ladder(r, p), *(speed(r, p, d) for d in (64, 128, 256)), *(ratios(r, p, chip) for chip in ("hot", "cool")),
+        errors(r, p), groups(r, p)) if item]
+    if step := steps(r):
+        items.append(step)
+    if not items:
+        raise BadResults("no row of stage06 in bf16; measure it too")
+    if KERNELS.is_file():
+        items.append(ptxas())
+    return items
 
-    def ladder() -> Chart | None:
-        """One bar a rung."""
-        rungs = {label: some for variant, label in RUNGS.items() if (some := rows(variant, **LADDER))}
-        if not rungs:
-            return None
-        below = r.select(stage="stage04", what="forward", variant="register_tiled", **LADDER)
-        bars = [Bar("04, fp32", spread(below, "flops").scaled(1e-12), significant(1e-12 * median(below, "flops")),
-                    "previous")] if below else []
-        for label, some in rungs.items():
-            value = spread(some, "flops").scaled(1e-12)
-            step = f", ×{significant(ratio(below, some, 'time').mid)}" if below else ""
-            bars.append(Bar(label, value, significant(value.mid) + step))
-            below = some
-        speeds = {label: 1e-12 * median(found, "flops") for variant, label in reversed(PEERS.items())
-                  if (found := rows(variant, stage="peer", **LADDER))}
-        speeds["matrix product"] = 1e-12 * median(below, "roof")
-        return Chart("ladder", "One idea at a time", [
-            Bars("TFLOP/s, and the step from the rung above", bars, "TFLOP/s", "",
-                 [Bound(f"{label} {significant(speed)}", speed) for label, speed in speeds.items()])],
-            f"{r.context['device']} · bf16 · N 4096, d 128, no mask, B N = 16384, H d = 2048"
-            f" · FLOPs: {r.context['flop_formula']}")
 
-    def panel(d: int, causal: int) -> Lines | None:
-        """Speed against N."""
-        ours = {label: rows(variant, d=d, causal=causal) for variant, label in FINAL.items()}
-        peers = {label: rows(variant, stage="peer", d=d, causal=causal) for variant, label in PEERS.items()}
-        lines: list[Line] = [line(label, some, "flops", scale=1e-12) for label, some in ours.items() if some]
-        lines += [line(label.replace(", ", ",\n"), some, "flops", scale=1e-12, role="peer")
-                  for label, some in peers.items() if some]
-        best = next((some for some in ours.values() if some), None)
-        if best is None:
-            return None
-        high = 1e-12 * median(list(group(best, "N").values())[-1], "roof")
-        return Lines(f"TFLOP/s, {'causal' if causal else 'no mask'}", lines, "N, sequence length (B N = 16384)",
-                     bounds=[Bound("matrix product", high)], y_scale="linear")
+def rows(r: Results, what: str, variant: str, chip: str = "hot", stage: str = "stage06", **where: object) -> list[Row]:
+    """Those of compare.py; else the benchmark's own, which knows no peers and no cool chip."""
+    found = r.select(stage=stage, what=what, variant=variant, dtype="bf16", G=1, chip=chip, **where)
+    return found or r.select(stage=stage, what=what, variant=variant, dtype="bf16", G=None, chip=None, **where)
 
-    items: list[Chart | Table] = [chart] if (chart := ladder()) else []
+
+def lengths(r: Results, p: Pass) -> list[float | str]:
+    return sorted({row.keys["N"] for row in r.select(stage="peer", what=p.what, variant="cudnn")})
+
+
+def table(name: str, header: Sequence[str], lines: Sequence[Sequence[str]]) -> Table | None:
+    return Table(name, header, lines) if lines else None
+
+
+# ---------------------------------------------------------------- charts
+
+def ladder(r: Results, p: Pass) -> Chart | None:
+    """One bar a rung."""
+    rungs = {label: some for variant, label in p.rungs.items() if (some := rows(r, p.what, variant, **LADDER))}
+    if not rungs:
+        return None
+    stage, variant, fp32 = p.below
+    below = r.select(stage=stage, what=p.what, variant=variant, **LADDER)
+    bars = [Bar(fp32, spread(below, "flops").scaled(1e-12), significant(1e-12 * median(below, "flops")),
+                "previous")] if below else []
+    for label, some in rungs.items():
+        value = spread(some, "flops").scaled(1e-12)
+        step = f", ×{significant(ratio(below, some, 'time').mid)}" if below else ""
+        bars.append(Bar(label, value, significant(value.mid) + step))
+        below = some
+    speeds = {label: 1e-12 * median(found, "flops") for variant, label in reversed(PEERS.items())
+              if (found := rows(r, p.what, variant, stage="peer", **LADDER))}
+    speeds["matrix product"] = 1e-12 * median(below, "roof")
+    return Chart(f"{p.prefix}ladder", "One idea at a time" + (", backward" if p is BACKWARD else ""), [
+        Bars("TFLOP/s, and the step from the rung above", bars, "TFLOP/s", "",
+             [Bound(f"{label} {significant(value)}", value) for label, value in speeds.items()])],
+        f"{r.context['device']} · bf16 · N 4096, d 128, no mask, B N = 16384, H d = 2048"
+        f" · FLOPs: {r.context['flop_formula']}" + (", times 2.5" if p is BACKWARD else ""))
+
+
+def speed(r: Results, p: Pass, d: int) -> Chart | None:
+    panels = [panel for causal in (0, 1) if (panel := against_n(r, p, d, causal))]
+    return Chart(f"{p.prefix}speed_d{d}", f"{p.title}, head dimension {d}", panels) if panels else None
+
+
+def against_n(r: Results, p: Pass, d: int, causal: int) -> Lines | None:
+    ours = {label: some for v, label in p.final.items() if (some := rows(r, p.what, v, d=d, causal=causal))}
+    peers = {label: some for v, label in PEERS.items()
+             if (some := rows(r, p.what, v, stage="peer", d=d, causal=causal))}
+    if not ours:
+        return None
+    lines: list[Line] = [line(label, some, "flops", scale=1e-12) for label, some in ours.items()]
+    lines += [line(label.replace(", ", ",\n"), some, "flops", scale=1e-12, role="peer")
+              for label, some in peers.items()]
+    longest = list(group(next(iter(ours.values())), "N").values())[-1]
+    return Lines(f"TFLOP/s, {'causal' if causal else 'no mask'}", lines, "N, sequence length (B N = 16384)",
+                 bounds=[Bound("matrix product", 1e-12 * median(longest, "roof"))], y_scale="linear")
+
+
+# ---------------------------------------------------------------- tables
+
+def ratios(r: Results, p: Pass, chip: str) -> Table | None:
+    """Round by round."""
+    lines = []
+    for d, causal in SIZES:
+        rival = group(rows(r, p.what, "cudnn", chip, "peer", d=d, causal=causal), "N")
+        who = [(label, rows(r, p.what, v, chip, d=d, causal=causal)) for v, label in p.final.items()]
+        who.append((PEERS["fa2"], rows(r, p.what, "fa2", chip, "peer", d=d, causal=causal)))
+        for label, some in who:
+            by = group(some, "N")
+            cells = [f"{ratio(rival[n], by[n], 'time').mid:.2f}" if n in rival and n in by else "–"
+                     for n in lengths(r, p)]
+            if any(cell != "–" for cell in cells):
+                lines.append([f"{d}", MASK[causal], label, *cells])
+    return table(f"{p.prefix}ratios_{chip}",
+                 ["d", "mask", "speed relative to cuDNN", *(f"N {n:g}" for n in lengths(r, p))], lines)
+
+
+def errors(r: Results, p: Pass) -> Table | None:
+    """Beside speed."""
+    who = [(variant, "stage06", variant) for variant in p.final]
+    who += [(label, "peer", variant) for variant, label in PEERS.items()]
+    lines = []
     for d in (64, 128, 256):
-        panels = [one for causal in (0, 1) if (one := panel(d, causal))]
-        if panels:
-            items.append(Chart(f"speed_d{d}", f"The forward, head dimension {d}", panels))
-
-    # ---- ratios, round by round
-    lengths = sorted({row.keys["N"] for row in r.select(stage="peer", what="forward", variant="cudnn")})
-    for chip in ("hot", "cool"):
-        lines_of_table = []
-        for d in (64, 128, 256):
-            for causal in (0, 1):
-                rival = group(rows("cudnn", chip, "peer", d=d, causal=causal), "N")
-                who = [(label, rows(v, chip, d=d, causal=causal)) for v, label in FINAL.items()]
-                who.append(("FlashAttention-2, PyTorch", rows("fa2", chip, "peer", d=d, causal=causal)))
-                for label, some in who:
-                    by = group(some, "N")
-                    cells = [f"{ratio(rival[n], by[n], 'time').mid:.2f}" if n in rival and n in by else "–"
-                             for n in lengths]
-                    if any(cell != "–" for cell in cells):
-                        lines_of_table.append([f"{d}", "causal" if causal else "none", label, *cells])
-        if lines_of_table:
-            header = ["d", "mask", "speed relative to cuDNN", *(f"N {n:g}" for n in lengths)]
-            items.append(Table(f"ratios_{chip}", header, lines_of_table))
-
-    # ---- error beside speed
-    lines_of_table = []
-    for d in (64, 128, 256):
-        for label, stage, variant in (("hopper", "stage06", "hopper"), ("fa2", "stage06", "fa2"),
-                                      ("cuDNN", "peer", "cudnn"), ("FlashAttention-2, PyTorch", "peer", "fa2")):
+        for label, stage, variant in who:
             cells = []
             for dtype in ("bf16", "f16"):
-                some = r.select(stage=stage, what="forward", variant=variant, dtype=dtype, G=1, chip="hot",
+                some = r.select(stage=stage, what=p.what, variant=variant, dtype=dtype, G=1, chip="hot",
                                 **{**LADDER, "d": d})
                 cells += [f"{1e3 * median(some, 'error'):.2f}", significant(1e-12 * median(some, "flops"))] if some \
                     else ["–", "–"]
             if cells[0] != "–":
-                lines_of_table.append([f"{d}", label, *cells])
-    if lines_of_table:
-        items.append(Table("errors", ["d", "N 4096, no mask", "bf16: error / 10⁻³", "TFLOP/s", "fp16: error / 10⁻³", "TFLOP/s"],
-                           lines_of_table))
+                lines.append([f"{d}", label, *cells])
+    return table(f"{p.prefix}errors", ["d", "N 4096, no mask", "bf16: error / 10⁻³", "TFLOP/s", "fp16: error / 10⁻³",
+                                       "TFLOP/s"], lines)
 
-    # ---- groups of query heads that share a key head
-    lines_of_table = []
-    for d in (64, 128):
-        for causal in (0, 1):
-            where = {"what": "forward", "d": d, "causal": causal, "G": 8, "chip": "hot", "dtype": "bf16"}
-            rival = group(r.select(stage="peer", variant="cudnn", **where), "N")
-            by = group(r.select(stage="stage06", variant="hopper", **where), "N")
-            cells = [f"{significant(1e-12 * median(by[n], 'flops'))} ({ratio(rival[n], by[n], 'time').mid:.2f})"
-                     if n in rival and n in by else "–" for n in lengths]
-            if any(cell != "–" for cell in cells):
-                lines_of_table.append([f"{d}", "causal" if causal else "none", *cells])
-    if lines_of_table:
-        header = ["d", "mask", *(f"N {n:g}" for n in lengths)]
-        items.append(Table("groups", header, lines_of_table))
 
-    if not items:
-        raise BadResults("no row of stage06 in bf16; measure it too")
+def groups(r: Results, p: Pass) -> Table | None:
+    """Of query heads that share a key head."""
+    lines = []
+    for d, causal in SIZES:
+        where = {"what": p.what, "d": d, "causal": causal, "G": 8, "chip": "hot", "dtype": "bf16"}
+        rival = group(r.select(stage="peer", variant="cudnn", **where), "N")
+        by = group(r.select(stage="stage06", variant="hopper", **where), "N")
+        cells = [f"{significant(1e-12 * median(by[n], 'flops'))} ({ratio(rival[n], by[n], 'time').mid:.2f})"
+                 if n in rival and n in by else "–" for n in lengths(r, p)]
+        if any(cell != "–" for cell in cells):
+            lines.append([f"{d}", MASK[causal], *cells])
+    return table(f"{p.prefix}groups", ["d", "mask", *(f"N {n:g}" for n in lengths(r, p))], lines)
 
-    # ---- what ptxas said
-    if KERNELS.is_file():
-        kernels = json.loads(KERNELS.read_text(encoding="utf-8"))["kernels"]
-        header = ["kernel", "file", "for", "registers", "shared, fixed (B)", "spilled (B)", "barriers"]
-        table = [[f"`{k['name'].replace('__nv_bfloat16', 'bf16').replace('__half', 'fp16')}`", k["source"],
-                  k["architecture"], f"{k['registers']}", f"{k['shared_bytes']}",
-                  f"{k['spill_store_bytes'] + k['spill_load_bytes']}", f"{k['barriers']}"] for k in kernels]
-        items.append(Table("kernels", header, table,
-                           caption="What ptxas said when they were compiled (`results/kernels.json`); shared memory "
-                                   "whose size a launch chooses comes on top."))
-    return items
+
+def steps(r: Results) -> Table | None:
+    """A forward and a backward; who is named is the backward."""
+    lines = []
+    for chip in ("hot", "cool"):
+        rival = rows(r, "step", "cudnn", chip, "peer")
+        who = [(label, rows(r, "step", v, chip)) for v, label in BACKWARD.final.items()]
+        who += [(label, rows(r, "step", v, chip, "peer")) for v, label in PEERS.items()]
+        for label, some in who:
+            if some:
+                lines.append([label, chip, f"{1e3 * median(some, 'time'):.3f}",
+                              significant(1e-12 * median(some, "flops")),
+                              f"{ratio(rival, some, 'time').mid:.2f}" if rival else "–"])
+    return table("steps", ["a step by", "chip", "ms", "TFLOP/s", "speed relative to cuDNN"], lines)
+
+
+def ptxas() -> Table:
+    kernels = json.loads(KERNELS.read_text(encoding="utf-8"))["kernels"]
+    header = ["kernel", "file", "for", "registers", "shared, fixed (B)", "spilled (B)", "barriers"]
+    lines = [[f"`{k['name'].replace('__nv_bfloat16', 'bf16').replace('__half', 'fp16')}`", k["source"],
+              k["architecture"], f"{k['registers']}", f"{k['shared_bytes']}",
+              f"{k['spill_store_bytes'] + k['spill_load_bytes']}", f"{k['barriers']}"] for k in kernels]
+    return Table("kernels", header, lines,
+                 caption="What ptxas said when they were compiled (`results/kernels.json`); shared memory "
+                         "whose size a launch chooses comes on top.")

@@ -1,15 +1,16 @@
-"""The ladder beside cuDNN and FlashAttention-2 (both PyTorch's) and a matrix product, in one process.
+"""Both ladders beside cuDNN and FlashAttention-2 (both PyTorch's) and a matrix product, in one process.
 
     python3 06_optimized/check/compare.py build/06_optimized/libstage06_peer.so results.json
 
-All kernels get the same tensors, B N = 16384 and H d = 2048 (64 MiB each: more than a cache holds), and are timed once
-a round, in an order drawn anew: a block of launches back to back, about 5 ms between two CUDA events. Two ways, since a
-GPU lowers its clock under load: hot, block after block; and cool, with an idle gap and an untimed launch before each
-block. A row's roof is the matrix product of its own round.
+Three passes: the forward; the backward, from the O and LSE of a forward that is not timed; and a training step, both
+of them, in one setting. All kernels get the same tensors, B N = 16384 and H d = 2048 (64 MiB each: more than a cache
+holds; a step has half as many heads), and are timed once a round, in an order drawn anew: a block of launches back to
+back, about 5 ms between two CUDA events. Two ways, since a GPU lowers its clock under load: hot, block after block; and
+cool, with an idle gap and an untimed launch before each block. A row's roof is the matrix product of its own round.
 
-What the host does at a launch (checks, tensor maps, PyTorch's dispatch) is hidden by the queue, for ours and the
-peers alike: the host runs ahead of the GPU, and an untimed launch covers the first of a block. That holds while a
-launch takes the host less time than the GPU; a row where it does not is an error, not a figure.
+What the host does at a launch (checks, tensor maps, PyTorch's dispatch and its graph) is hidden by the queue, for ours
+and the peers alike: the host runs ahead of the GPU, and an untimed launch covers the first of a block. That holds while
+a launch takes the host less time than the GPU; a row where it does not is an error, not a figure.
 
 Every result is compared with double precision before and after it is timed. The file is written after each case;
 --resume continues it.
@@ -18,10 +19,8 @@ Every result is compared with double precision before and after it is timed. The
 from __future__ import annotations
 
 import argparse
-import ctypes
 import itertools
 import json
-import math
 import os
 import random
 import statistics
@@ -29,178 +28,19 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "common" / "harness" / "peers"))
-from peers import DTYPES, BadResults, Call, Case, SDPBackend, sdpa_kernel, torch, write_whole  # noqa: E402
+from contenders import DTYPE, GEMM, PASSES, PEERS, ROOT, Library, Runner, Setting, Tensors, gemm, peer
+from precision import Expected, expected, fault, relative_error
 
-ROWS, WIDTH = 16384, 2048  # B N and H d
+from peers import BadResults, torch, write_whole  # found where contenders says
+
 LADDER_N = 4096  # the rungs on the way are measured at this length only
-PEERS = {"cudnn": SDPBackend.CUDNN_ATTENTION, "fa2": SDPBackend.FLASH_ATTENTION}
-DTYPE = {"bf16": torch.bfloat16, "f16": torch.float16}
-RELATIVE_L2 = {"bf16": 1e-2, "f16": 1.5e-3}
-GEMM = 8192
 SAME_RUN = ("device", "commit", "compiler", "driver", "torch", "cudnn")  # what a continued file must share
 
 Row = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Setting(Case):
-    """One problem, with the number of query heads that share a key head."""
-
-    group: int = 1
-    dtype: str = "bf16"
-
-    @staticmethod
-    def of(n: int, d: int, causal: bool, group: int, dtype: str) -> Setting:
-        return Setting(n, d, causal, batch=max(1, ROWS // n), heads=WIDTH // d, group=group, dtype=dtype)
-
-    def row_name(self, who: str, chip: str) -> str:
-        return f"{who}/N:{self.n}/d:{self.d}/causal:{int(self.causal)}/G:{self.group}/chip:{chip}/{self.dtype}"
-
-    def __str__(self) -> str:
-        return (f"d {self.d}, {'causal' if self.causal else 'no mask'}, N {self.n}"
-                + (f", {self.group} query heads per key head" if self.group > 1 else "") + f", {self.dtype}")
-
-
-class Tensors:
-    def __init__(self, s: Setting) -> None:
-        make = lambda heads: torch.randn(s.batch, heads, s.n, s.d, device="cuda", dtype=DTYPE[s.dtype])  # noqa: E731
-        self.setting = s
-        self.q, self.k, self.v = make(s.heads), make(s.heads // s.group), make(s.heads // s.group)
-
-
-# ---------------------------------------------------------------- who is timed
-
-@dataclass
-class Runner:
-    name: str  # stage06/forward/fa2, peer/forward/cudnn
-    launch: Callable[[int], None]  # puts this many on the current stream
-    result: Callable[[], tuple[torch.Tensor | None, torch.Tensor | None]]  # O and, if it was written, LSE
-    forget: Callable[[], None]  # the result, so that an old one cannot pass for a new one
-
-
-class Library:
-    def __init__(self, path: Path) -> None:
-        self.c = ctypes.CDLL(str(path))
-        for name in ("kernels", "compiler", "flags", "unsupported", "forward"):
-            getattr(self.c, f"fa_peer_{name}").restype = ctypes.c_char_p
-        promises = dict(each.split(":") for each in self.c.fa_peer_kernels().decode().split())
-        self.kernels = list(promises)
-        self.whole = [kernel for kernel, promise in promises.items() if promise == "whole"]
-
-    def runner(self, kernel: str, t: Tensors) -> Runner | str:
-        """Or why there is none."""
-        s = t.setting
-        o = torch.full_like(t.q, math.nan)
-        lse = torch.full(t.q.shape[:3], math.nan, device="cuda", dtype=torch.float32)
-        scratch = torch.full((64,), 77, device="cuda", dtype=torch.int32)  # what it holds does not matter
-        call = Call(B=s.batch, H=s.heads, Hkv=s.heads // s.group, N=s.n, d=s.d, causal=int(s.causal),
-                    dtype=DTYPES[t.q.dtype], Q=t.q.data_ptr(), K=t.k.data_ptr(), V=t.v.data_ptr(), O=o.data_ptr(),
-                    LSE=lse.data_ptr(), scratch=scratch.data_ptr(), stream=torch.cuda.current_stream().cuda_stream)
-        function, name, pointer = self.c.fa_peer_forward, kernel.encode(), ctypes.byref(call)
-        why = self.c.fa_peer_unsupported(name, pointer)
-        if why:
-            return why.decode()
-
-        def launch(count: int, _alive: torch.Tensor = scratch) -> None:
-            for _ in range(count):
-                error = function(name, pointer)
-                if error:
-                    raise RuntimeError(error.decode())
-
-        def forget() -> None:
-            o.fill_(math.nan)
-            lse.fill_(math.nan)
-        return Runner(f"stage06/forward/{kernel}", launch, lambda: (o, lse), forget)
-
-
-def peer(name: str, t: Tensors) -> Runner:
-    last: list[torch.Tensor] = []
-    options = {"enable_gqa": True} if t.setting.group > 1 else {}
-
-    def launch(count: int) -> None:
-        with sdpa_kernel(PEERS[name]):
-            for _ in range(count):
-                last[:] = [torch.nn.functional.scaled_dot_product_attention(
-                    t.q, t.k, t.v, is_causal=t.setting.causal, **options)]
-    return Runner(f"peer/forward/{name}", launch, lambda: (last[0] if last else None, None), last.clear)
-
-
-def gemm(dtype: str) -> Runner:
-    a, b = (torch.randn(GEMM, GEMM, device="cuda", dtype=DTYPE[dtype]) for _ in range(2))
-    out = torch.empty_like(a)
-
-    def launch(count: int) -> None:
-        for _ in range(count):
-            torch.matmul(a, b, out=out)
-    return Runner("gemm", launch, lambda: (None, None), lambda: None)
-
-
-# ---------------------------------------------------------------- is it right?
-
-@dataclass(frozen=True)
-class Expected:
-    """Rows of one head in double precision."""
-
-    b: int
-    h: int
-    rows: torch.Tensor
-    o: torch.Tensor
-    pv: torch.Tensor  # sum of P |V|: what the rounding of P is measured by
-    lse: torch.Tensor
-
-
-def expected(t: Tensors) -> list[Expected]:
-    """All rows of three heads of a short problem, some rows of a long one."""
-    s = t.setting
-    some = {0, s.n // 3, s.n // 2 + 1, s.n - 1, *random.sample(range(s.n), 12)}
-    rows = torch.tensor(sorted(some) if s.n > 1024 else range(s.n), device="cuda")
-    found = []
-    for b, h in {(0, 0), (s.batch // 2, s.heads // 2), (s.batch - 1, s.heads - 1)}:
-        q, k, v = t.q[b, h, rows].double(), t.k[b, h // s.group].double(), t.v[b, h // s.group].double()
-        scores = q @ k.T / math.sqrt(s.d)
-        if s.causal:
-            scores = scores.masked_fill(torch.arange(s.n, device="cuda")[None] > rows[:, None], -math.inf)
-        p = torch.softmax(scores, -1)
-        found.append(Expected(b, h, rows, p @ v, p @ v.abs(), torch.logsumexp(scores, -1)))
-    return found
-
-
-def fault(runner: Runner, want: Sequence[Expected], dtype: str) -> str:
-    """Empty, or what is wrong. NaN fails every comparison here."""
-    o, lse = runner.result()
-    if runner.name == "gemm":
-        return ""
-    if o is None:
-        return "it wrote no result"
-    eps = torch.finfo(DTYPE[dtype]).eps  # the weights and O are rounded to within eps / 2
-    for w in want:
-        got = o[w.b, w.h, w.rows].double()
-        error = (got - w.o).abs()
-        where = f"in batch {w.b}, head {w.h}"
-        if not bool((error <= eps * (w.o.abs() + w.pv) + 1e-6).all()):
-            return f"O is wrong by up to {error.max().item():.2g} {where}"
-        relative = (error.norm() / w.o.norm()).item()
-        if not relative <= RELATIVE_L2[dtype]:
-            return f"O is wrong by {relative:.2g} (relative L2) {where}"
-        if lse is not None:
-            off = (lse[w.b, w.h, w.rows].double() - w.lse).abs()
-            if not bool((off <= 2e-5 * w.lse.abs().clamp(min=1)).all()):
-                return f"LSE is wrong by up to {off.max().item():.2g} {where}"
-    return ""
-
-
-def relative_error(runner: Runner, want: Sequence[Expected]) -> float:
-    """Of O, in the L2 norm: what rounding to 16 bits leaves."""
-    o, _ = runner.result()
-    pairs = [(o[w.b, w.h, w.rows].double(), w.o) for w in want]
-    return math.sqrt(sum((got - w).square().sum().item() for got, w in pairs) / sum(w.square().sum().item() for _, w in pairs))
 
 
 # ---------------------------------------------------------------- how long does it take?
@@ -291,7 +131,7 @@ def measured(runners: Sequence[Runner], want: Sequence[Expected], s: Setting, ch
             share = max(share, host)
             error = relative_error(r, want)
             rows += [{"name": name, "run_type": "iteration", "repetition_index": i, "real_time": t, "time_unit": "ms",
-                      "flops": 1e3 * s.flops("forward") / t, "roof": peak, "error": error}
+                      "flops": 1e3 * s.work / t, "roof": peak, "error": error}
                      for i, (t, peak) in enumerate(zip(ms, roof))]
     return rows, share
 
@@ -304,7 +144,7 @@ def print_rows(rows: Sequence[Row]) -> None:
             by.setdefault(row["name"].split("/N:")[0], []).append(row)
     if not by:
         return
-    rival = by.get("peer/forward/cudnn", [])
+    rival = next((some for who, some in by.items() if who.startswith("peer/") and who.endswith("/cudnn")), [])
     texts = [f"GEMM {1e-12 * statistics.median(row['roof'] for row in next(iter(by.values()))):.0f}"]
     for who, some in by.items():
         stage, _, kernel = who.split("/")
@@ -339,9 +179,11 @@ class File:
         done = {row["name"] for row in self.rows if "flops" in row}
         return all(name in done for name in names)
 
-    def add(self, ending: str, rows: Sequence[Row], share: float) -> None:
+    def add(self, s: Setting, chip: str, rows: Sequence[Row], share: float) -> None:
         """In place of all earlier rows of this case: ratios pair rows of one run."""
-        self.rows = [row for row in self.rows if not row["name"].endswith(ending)] + list(rows)
+        ending = s.row_name("", chip)
+        earlier = lambda name: name.endswith(ending) and name.split("/")[1] == s.what  # noqa: E731
+        self.rows = [row for row in self.rows if not earlier(row["name"])] + list(rows)
         self.context["host_share"] = f"{max(share, float(self.context.get('host_share', 0))):.2f}"
         self.context["clocks_after"] = gpu_state("clocks.sm,temperature.gpu,power.draw")
         content = json.dumps({"context": self.context, "benchmarks": self.rows}, indent=1) + "\n"
@@ -414,7 +256,10 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--groups", type=numbers([1, 2, 4, 8]), default=[1], metavar="1,8",
                         help="query heads per key head (default: 1)")
     parser.add_argument("--kernels", type=words(), metavar="fa2,hopper",
-                        help=f"of ours (default: all; the rungs on the way at N = {LADDER_N} only)")
+                        help=f"of ours (default: all; the rungs on the way at N = {LADDER_N} only; of a step, its "
+                             "backward)")
+    parser.add_argument("--pass", dest="passes", type=words(*PASSES), default=list(PASSES),
+                        metavar="forward,backward,step", help="the settings of a step are its own")
     parser.add_argument("--chip", type=words("hot", "cool"), default=["hot", "cool"], metavar="hot,cool")
     parser.add_argument("--dtype", choices=sorted(DTYPE), default="bf16")
     parser.add_argument("--rounds", type=int, default=7)
@@ -426,50 +271,83 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
+def cases_of(options: argparse.Namespace) -> list[Setting]:
+    found = []
+    for what in options.passes:
+        if what == "step":
+            found.append(Setting.of_a_step(options.dtype))
+        else:
+            found += [Setting.of(what, n, d, mask == "causal", group, options.dtype) for d, mask, group, n in
+                      itertools.product(options.d, options.mask, options.groups, options.lengths)]
+    return found
+
+
+def wanted(library: Library, s: Setting, options: argparse.Namespace) -> list[str]:
+    """The kernels of ours that this case is about."""
+    if options.kernels:
+        return [kernel for kernel in options.kernels if kernel in library.kernels(s.what)]
+    everything = s.what != "step" and s.n == LADDER_N
+    return library.kernels(s.what) if everything else library.whole(s.what)
+
+
+def runners_of(library: Library, kernels: Sequence[str], t: Tensors) -> list[Runner]:
+    runners = []
+    context = library.context(t) if t.setting.what == "backward" else {}
+    for kernel in kernels:
+        found = library.runner(kernel, t, context)
+        if isinstance(found, str):
+            print(f"      without {kernel}: {found}", flush=True)
+        else:
+            runners.append(found)
+    for name in PEERS:
+        try:
+            found = peer(name, t)
+            found.launch(1)
+            runners.append(found)
+        except RuntimeError as error:
+            print(f"      without {name}: {str(error).splitlines()[0]}", flush=True)
+    return runners
+
+
+def run_case(library: Library, file: File, roof: Runner, s: Setting, options: argparse.Namespace) -> bool:
+    """True if every row gave a figure."""
+    random.seed(f"{options.seed} {s}")  # the same inputs however a run is cut into pieces
+    torch.manual_seed(random.getrandbits(32))
+    kernels = wanted(library, s, options)
+    if not kernels:
+        return True
+    t = Tensors(s)
+    runners = runners_of(library, kernels, t)
+    want = expected(t)
+    good = True
+    for chip in options.chip:
+        if file.has([s.row_name(r.name, chip) for r in runners]):
+            print(f"      {chip}: measured before, kept", flush=True)
+            continue
+        print(f"      {chip}, TFLOP/s (of cuDNN)", flush=True)
+        rows, share = measured([*runners, roof], want, s, chip, options)
+        file.add(s, chip, rows, share)
+        print_rows(rows)
+        good = good and all("flops" in row for row in rows)
+    return good
+
+
 def run(options: argparse.Namespace) -> bool:
     """True if every row gave a figure."""
     if not torch.cuda.is_available():
         raise BadResults("PyTorch finds no GPU")
     library = Library(options.library.resolve())
-    unknown = [kernel for kernel in options.kernels or () if kernel not in library.kernels]
+    names = list(dict.fromkeys(kernel for what in PASSES for kernel in library.kernels(what)))
+    unknown = [kernel for kernel in options.kernels or () if kernel not in names]
     if unknown:
-        raise BadResults(f"no kernel is called '{unknown[0]}'; there are {', '.join(library.kernels)}")
+        raise BadResults(f"no kernel is called '{unknown[0]}'; there are {', '.join(names)}")
     file = File(options.json, describe(library, options), options.resume)
     roof = gemm(options.dtype)
-    cases = [Setting.of(n, d, mask == "causal", group, options.dtype) for d, mask, group, n in
-             itertools.product(options.d, options.mask, options.groups, options.lengths)]
+    cases = cases_of(options)
     good = True
     for number, s in enumerate(cases, 1):
-        random.seed(f"{options.seed} {s}")  # the same inputs however a run is cut into pieces
-        torch.manual_seed(random.getrandbits(32))
         print(f"{number:3}/{len(cases)}  {s}", flush=True)
-        t = Tensors(s)
-        wanted = options.kernels or (library.kernels if s.n == LADDER_N else library.whole)
-        runners = []
-        for kernel in wanted:
-            found = library.runner(kernel, t)
-            if isinstance(found, str):
-                print(f"      without {kernel}: {found}", flush=True)
-            else:
-                runners.append(found)
-        for name in PEERS:
-            found = peer(name, t)
-            try:
-                found.launch(1)
-                runners.append(found)
-            except RuntimeError as error:
-                print(f"      without {name}: {str(error).splitlines()[0]}", flush=True)
-        want = expected(t)
-        for chip in options.chip:
-            if file.has([s.row_name(r.name, chip) for r in runners]):
-                print(f"      {chip}: measured before, kept", flush=True)
-                continue
-            print(f"      {chip}, TFLOP/s (of cuDNN)", flush=True)
-            rows, share = measured([*runners, roof], want, s, chip, options)
-            file.add(s.row_name("", chip), rows, share)
-            print_rows(rows)
-            good = good and all("flops" in row for row in rows)
-        del t, runners, want, found
+        good = run_case(library, file, roof, s, options) and good
         torch.cuda.empty_cache()
     print(options.json)
     return good
@@ -478,7 +356,7 @@ def run(options: argparse.Namespace) -> bool:
 def main(argv: Sequence[str] | None = None) -> int:
     options = arguments(argv)
     try:
-        with torch.inference_mode():
+        with torch.no_grad():  # not inference_mode: a backward's inputs cannot be made there
             return 0 if run(options) else 1
     except (BadResults, RuntimeError) as error:
         print(f"compare.py: {error}", file=sys.stderr)

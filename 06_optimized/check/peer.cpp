@@ -1,47 +1,72 @@
-// The ladder for compare.py: any kernel by name, in fp16 and bf16.
+// Both ladders for compare.py: any kernel by name, in fp16 and bf16.
 #include "common/harness/peers/peer.hpp"
 
 #include <stdexcept>
 #include <string>
 
+#include "06_optimized/backward.hpp"
 #include "06_optimized/optimized.hpp"
 
 namespace {
 
 using namespace fa;
+using optimized::BackwardKernel;
+using optimized::Kernel;
 
-optimized::Kernel kernel_of(const std::string& wanted) {
-  if (wanted == "best") return optimized::Kernel::best;
+// Of either ladder: rungs is optimized::rungs or optimized::backward_rungs.
+auto kernel_of(const std::string& wanted, auto rungs) {
   std::size_t count = 0;
-  const optimized::Rung* all = optimized::rungs(count);
+  const auto* all = rungs(count);
+  if (wanted == "best") return decltype(all->kernel)::best;
   for (std::size_t n = 0; n < count; ++n)
     if (wanted == all[n].name) return all[n].kernel;
   throw std::invalid_argument("no kernel is called '" + wanted + "'");
 }
+Kernel forward_kernel(const char* wanted) { return kernel_of(wanted, optimized::rungs); }
+BackwardKernel backward_kernel(const char* wanted) {
+  return kernel_of(wanted, optimized::backward_rungs);
+}
 
-// f(tensors) with the tensors' own type.
+std::string names_of(auto rungs) {
+  std::size_t count = 0;
+  const auto* all = rungs(count);
+  std::string names;
+  for (std::size_t n = 0; n < count; ++n) {
+    names += n > 0 ? " " : "";
+    names += all[n].name;
+    names += all[n].whole_contract ? ":whole" : ":rung";
+  }
+  return names;
+}
+
+// f(T()) with the tensors' own type.
 template <class F>
-void with_tensors(const fa_peer_call& c, F f) {
-  if (c.dtype == 1) return f(harness::forward_of<__half>(c));
-  if (c.dtype == 2) return f(harness::forward_of<__nv_bfloat16>(c));
+void with_type(const fa_peer_call& c, F f) {
+  if (c.dtype == 1) return f(__half());
+  if (c.dtype == 2) return f(__nv_bfloat16());
   throw std::invalid_argument("dtype must be 1 (fp16) or 2 (bf16), got " + std::to_string(c.dtype));
+}
+
+void refuse(const std::string& why) {
+  if (!why.empty()) throw std::invalid_argument(why);
+}
+
+// A figure under a kernel's name must be that kernel's.
+template <class K>
+void expect(K wanted, K ran) {
+  if (wanted != K::best && ran != wanted)
+    throw std::logic_error(std::string("asked for ") + name(wanted) + ", ran " + name(ran));
 }
 
 }  // namespace
 
 // Names with what they promise, like "mma:rung fa2:whole".
 extern "C" const char* fa_peer_kernels() {
-  static const std::string text = [] {
-    std::size_t count = 0;
-    const optimized::Rung* all = optimized::rungs(count);
-    std::string names;
-    for (std::size_t n = 0; n < count; ++n) {
-      names += n > 0 ? " " : "";
-      names += all[n].name;
-      names += all[n].whole_contract ? ":whole" : ":rung";
-    }
-    return names;
-  }();
+  static const std::string text = names_of(optimized::rungs);
+  return text.c_str();
+}
+extern "C" const char* fa_peer_backward_kernels() {
+  static const std::string text = names_of(optimized::backward_rungs);
   return text.c_str();
 }
 
@@ -51,24 +76,51 @@ extern "C" const char* fa_peer_flags() { return FA_FLAGS; }
 // Null, or why this kernel cannot take this call here.
 extern "C" const char* fa_peer_unsupported(const char* kernel, const fa_peer_call* call) {
   return harness::as_c([&] {
-    with_tensors(*call, [&](const auto& t) {
-      const std::string why =
-          optimized::unsupported(harness::problem_of(*call), t, kernel_of(kernel));
-      if (!why.empty()) throw std::invalid_argument(why);
+    with_type(*call, [&]<class T>(T) {
+      refuse(optimized::unsupported(harness::problem_of(*call), harness::forward_of<T>(*call),
+                                    forward_kernel(kernel)));
+    });
+  });
+}
+extern "C" const char* fa_peer_backward_unsupported(const char* kernel, const fa_peer_call* call) {
+  return harness::as_c([&] {
+    with_type(*call, [&]<class T>(T) {
+      refuse(optimized::unsupported(harness::problem_of(*call), harness::backward_of<T>(*call),
+                                    backward_kernel(kernel)));
     });
   });
 }
 
 extern "C" const char* fa_peer_forward(const char* kernel, const fa_peer_call* call) {
   return harness::as_c([&] {
-    const optimized::Kernel wanted = kernel_of(kernel);
-    with_tensors(*call, [&](const auto& t) {
-      const optimized::Kernel ran =
-          optimized::forward(harness::problem_of(*call), t,
-                             {wanted, static_cast<cudaStream_t>(call->stream), call->scratch});
-      if (wanted != optimized::Kernel::best && ran != wanted)
-        throw std::logic_error(std::string("asked for ") + kernel + ", ran " +
-                               optimized::name(ran));
+    const Kernel wanted = forward_kernel(kernel);
+    with_type(*call, [&]<class T>(T) {
+      expect(wanted,
+             optimized::forward(harness::problem_of(*call), harness::forward_of<T>(*call),
+                                {wanted, static_cast<cudaStream_t>(call->stream), call->scratch}));
     });
+  });
+}
+
+// O and LSE must be there.
+extern "C" const char* fa_peer_backward(const char* kernel, const fa_peer_call* call) {
+  return harness::as_c([&] {
+    const BackwardKernel wanted = backward_kernel(kernel);
+    const Problem p = harness::problem_of(*call);
+    with_type(*call, [&]<class T>(T) {
+      const BackwardKernel ran = optimized::backward(
+          p, harness::backward_of<T>(*call),
+          {wanted, false, static_cast<cudaStream_t>(call->stream), call->scratch});
+      expect(optimized::chosen(p, wanted, false, optimized::device_capability()), ran);
+    });
+  });
+}
+
+// Device memory that a backward needs; null, or what is wrong.
+extern "C" const char* fa_peer_backward_scratch_bytes(const char* kernel, const fa_peer_call* call,
+                                                      std::int64_t* bytes) {
+  return harness::as_c([&] {
+    *bytes = static_cast<std::int64_t>(
+        optimized::backward_scratch_bytes(harness::problem_of(*call), {backward_kernel(kernel)}));
   });
 }

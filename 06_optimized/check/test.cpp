@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "04_cuda_forward/cuda_forward.hpp"
+#include "06_optimized/check/testing.hpp"
 #include "06_optimized/optimized.hpp"
 #include "common/harness/cases.hpp"
 #include "common/harness/gpu.hpp"
@@ -99,26 +100,6 @@ const bool registered = [] {
 
 class Gpu : public GpuTest {};
 
-Spec spec(Int Nq, Int Nk, Int d, Causal causal = Causal::none) {
-  Spec s;
-  s.p.Nq = Nq;
-  s.p.Nk = Nk;
-  s.p.d = d;
-  s.p.causal = causal;
-  return s;
-}
-std::string refusal(const std::function<void()>& f) {
-  try {
-    f();
-  } catch (const std::invalid_argument& e) {
-    return e.what();
-  }
-  return "accepted";
-}
-void expect_words(const std::string& text, std::initializer_list<const char*> words) {
-  for (const char* word : words)
-    EXPECT_NE(text.find(word), std::string::npos) << "'" << word << "' is not in: " << text;
-}
 bool on_hopper() { return unavailable(Kernel::hopper).empty(); }
 
 // ---- the choice ----
@@ -138,7 +119,7 @@ TEST(Capability, ThatARungWants) {
     std::size_t count = 0;
     const optimized::Rung* r = optimized::rungs(count);
     while (r->kernel != kernel) ++r;
-    return optimized::wrong_capability(*r, here);
+    return optimized::wrong_capability(r->name, r->capability, here);
   };
   for (int here : {80, 86, 90, 100}) EXPECT_EQ(why_not(Kernel::mma, here), "");
   EXPECT_EQ(why_not(Kernel::mma, 75),

@@ -107,4 +107,29 @@ __device__ inline void stmatrix(void* row, const std::uint32_t (&fragment)[4]) {
                : "memory");
 }
 
+// The same, each block transposed: fragment[i] is a lane's pair of a column of block i.
+__device__ inline void stmatrix_transposed(void* row, const std::uint32_t (&fragment)[4]) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};"
+               :
+               : "r"(shared_address(row)), "r"(fragment[0]), "r"(fragment[1]), "r"(fragment[2]),
+                 "r"(fragment[3])
+               : "memory");
+}
+
+// Without a map, what lies in one piece; addresses and bytes are multiples of 16.
+__device__ inline void bulk_load(void* to, const void* from, int bytes, Barrier* full) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
+      :
+      : "r"(shared_address(to)), "l"(from), "r"(bytes), "r"(shared_address(full))
+      : "memory");
+}
+// to[i] += from[i], added where the L2 cache is; belongs to a group as a store does.
+__device__ inline void bulk_add(float* to, const float* from, int bytes) {
+  asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;"
+               :
+               : "l"(to), "r"(shared_address(from)), "r"(bytes)
+               : "memory");
+}
+
 }  // namespace fa::optimized

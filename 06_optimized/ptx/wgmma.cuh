@@ -65,4 +65,29 @@ __device__ void multiply_add(float (&C)[n], const std::uint32_t (&A)[rows / 16][
     Wgmma<T, 2 * n, true>::template run<1>(C, A[j], b + j * 16 * 128 / 16, 1);
 }
 
+// C = A B: A is 64 rows of a tile of `rows_A` rows and `sum` columns; B is a tile of `sum` rows and
+// 2 n columns.
+template <class T, int sum, int rows_A, int n>
+__device__ void multiply(float (&C)[n], const T* A, const T* B) {
+  const std::uint64_t a = descriptor(A, 16, 1024), b = descriptor(B, sum * 128, 1024);
+#pragma unroll
+  for (int x = 0; x < sum; x += 16)
+    Wgmma<T, 2 * n, false>::template run<1>(C, a + x / 64 * rows_A * 8 + x % 64 * 2 / 16,
+                                            b + x * 128 / 16, x > 0);
+}
+
+// For products that are under way from one step of a loop to the next. The compiler is told that C
+// has its value here and nowhere later; or that its value is no longer needed, although the next
+// product, which will overwrite it, is written as one that adds.
+template <int n>
+__device__ void settle(float (&C)[n]) {
+#pragma unroll
+  for (int i = 0; i < n; ++i) asm volatile("" : "+f"(C[i]) : : "memory");
+}
+template <int n>
+__device__ void forget(float (&C)[n]) {
+#pragma unroll
+  for (int i = 0; i < n; ++i) asm volatile("" : "=f"(C[i]));
+}
+
 }  // namespace fa::optimized

@@ -1,0 +1,350 @@
+// Rung 3 of the backward: two kernels by wgmma and TMA. And the whole contract, on 9.0.
+//
+// The idea: who owns a sum keeps it in registers. A block of threads that owns 128 keys goes
+// through the queries and adds up dK and dV; another kernel's block owns 128 queries, goes through
+// the keys and adds up dQ. Nobody adds to what is another's: no atomics, the same bits in every
+// run. The price: S and dP are computed twice, seven products where five would do.
+//
+// A thread of the first kernel has columns of S^T = K Q^T, not of S: what a warpgroup holds of P^T
+// is then A of dV += P^T dO without any exchange, as P was A of P V in the forward. Both kernels
+// have the forward's shape: one warp loads, two warpgroups compute.
+//
+// For d > 128 the first kernel is another one, in 3_two_kernels_wide.cu.
+//
+// What should change: the products of rung 2 at the speed of the forward's. For d = 128 seven
+// products at 660 to 720 TFLOP/s; the FLOP are counted as five, so 470 to 510.
+//
+// Measured: (pending)
+#include "06_optimized/backward/3_two_kernels.cuh"
+
+namespace fa::optimized {
+namespace two_kernels {
+namespace {
+
+// ---- dK and dV, d <= 128 ----
+
+template <int D_, int Br_, int Bc_>
+struct KeySizes {
+  static constexpr int D = D_, Br = Br_, Bc = Bc_;
+};
+
+// Each warpgroup has 64 of the keys and does everything for them.
+template <bool masked, class Tiles, class T>
+__device__ void compute_dkv(KeyShared<Tiles, T>& shared, const Maps& maps, float scale) {
+  const KeyTask& task = shared.task;
+  constexpr int D = Tiles::D, Br = Tiles::Br, Bc = Tiles::Bc;
+  const int group = uniform(threadIdx.x / 128) - 1, warp = threadIdx.x / 32 % 4;
+  const int lane = threadIdx.x % 32, x0 = 2 * (lane % 4);
+  const bool leader = threadIdx.x % 128 == 0;
+  const float c = scale * log2_e;  // exp(scale x) = 2^(c x)
+  const int j0 = task.j0 + 64 * group, j = j0 + 16 * warp + lane / 4;
+  const int first_row[2] = {task.first_row(j), task.first_row(j + 8)};
+  const int all_seen = task.first_row(j0 + 63);  // from this row on nothing is hidden
+  T *Kj = shared.K + 64 * group * 64, *Vj = shared.V + 64 * group * 64;
+
+  float dK[D / 2] = {}, dV[D / 2] = {}, S[Br / 2];
+  settle(dK);
+  settle(dV);
+  Ring<2> at;
+  int i = task.first;
+  const int tiles = task.tiles();
+
+  // S^T = K Q^T
+  const auto issue_S = [&] {
+    forget(S);
+    wgmma_fence();
+    multiply_transposed<T, D, Bc, Br>(S, Kj, shared.Q[at.at]);
+    wgmma_commit();
+  };
+  wait(&shared.KV_full, 0);
+  // Keys past the length may hold anything. Their P is 0, and so is dS = 0 (dP - D) if dP is finite.
+  if (const int here = int(task.mask.length) - j0; task.mask.length < task.mask.Nk && here < 64) {
+    for (int e = max(here, 0) * 8 + threadIdx.x % 128; e < 64 * 8; e += 128)
+      for (int x = 0; x < D; x += 64)
+        *reinterpret_cast<uint4*>(Vj + x * Bc + e * 8) = make_uint4(0, 0, 0, 0);
+    fence_async();
+    sync(1 + group, 128);
+  }
+  if (tiles > 0) wait(&shared.Q_full[0], 0);
+  issue_S();
+#pragma unroll 1
+  for (int n = 0; n < tiles; ++n) {
+    const int now = at.at;
+    float P[Br / 2], dP[Br / 2];
+    std::uint32_t rounded_P[Br / 16][4], rounded_dS[Br / 16][4];
+    wgmma_wait<0>(S);  // and dK of the tile before, which is done with
+    if (leader && n > 0) arrive(&shared.free[now ^ 1]);
+
+    // dP^T = V dO^T, and P^T meanwhile
+    wait(&shared.dO_full[now], at.phase);
+    wgmma_fence();
+    multiply_transposed<T, D, Bc, Br>(dP, Vj, shared.dO[now]);
+    wgmma_commit();
+    weights_transposed(P, S, c, shared.LSE2[now] + x0);
+    if (masked && i * Br < all_seen) {
+      const int begin[2] = {first_row[0] - i * Br - x0, first_row[1] - i * Br - x0};
+      hide_before(begin, P);
+    }
+
+    round_to<T>(rounded_P, P);
+    wgmma_wait<0>(dP);
+    differences_transposed(P, dP, shared.D[now] + x0);
+    round_to<T>(rounded_dS, P);
+
+    wgmma_fence();
+    multiply_add<T, Br>(dV, rounded_P, shared.dO[now]);
+    wgmma_commit();
+    // dK += dS^T Q, scaled at the end
+    wgmma_fence();
+    multiply_add<T, Br>(dK, rounded_dS, shared.Q[now]);
+    wgmma_commit();
+    if (++i == task.end) i = task.first;  // of the next head
+
+    // S^T of the next tile; after the last one of what lies there, and nobody looks at it.
+    at.next();
+    if (n + 1 < tiles) wait(&shared.Q_full[at.at], at.phase);
+    issue_S();
+  }
+  wgmma_wait<0>(S);
+  settle(dK);
+  settle(dV);
+  store<Bc>(Vj, dV, 1, maps.dV, j0, task.h, task.b);
+  store<Bc>(Kj, dK, scale, maps.dK, j0, task.h, task.b);
+}
+
+template <bool masked, class Tiles, class T>
+__global__ void __launch_bounds__(threads, 1)
+    dkv_kernel(const __grid_constant__ Maps maps, const __grid_constant__ Problem p,
+               const __grid_constant__ Passed passed, const __grid_constant__ Order order,
+               float scale) {
+  extern __shared__ __align__(1024) unsigned char memory[];
+  auto& shared = *reinterpret_cast<KeyShared<Tiles, T>*>(memory);
+  if (threadIdx.x == 0) {
+    shared.start(KeyTask::of<Tiles>(p, order));
+    fence_barriers();
+  }
+  __syncthreads();
+  if (uniform(threadIdx.x / 128) == 0) {
+    give_registers<loader_registers>();
+    if (threadIdx.x < 32 && elected()) load(shared, maps, passed, int(p.Hq));
+  } else {
+    take_registers<registers>();
+    compute_dkv<masked>(shared, maps, scale);
+  }
+}
+
+// ---- dQ: the owner of Br queries goes through blocks of Bc keys ----
+
+template <int D_, int Bc_, int K_buffers_, int V_buffers_>
+struct QuerySizes {
+  static constexpr int D = D_, Br = 64 * groups, Bc = Bc_;
+  static constexpr int K_buffers = K_buffers_, V_buffers = V_buffers_;
+};
+
+// Br queries from i0 on; they see, together, `blocks` blocks of keys.
+struct QueryTask {
+  Mask mask;
+  int b, h, i0, blocks;
+
+  template <class Tiles>
+  __device__ static QueryTask of(const Problem& p, const Order& order) {
+    int head, tile;
+    order.place(blockIdx.x, head, tile);
+    const int b = head / int(p.Hq);
+    QueryTask task{Mask(p, b), b, head % int(p.Hq), tile * Tiles::Br};
+    const int last = min(task.i0 + Tiles::Br, int(p.Nq)) - 1;
+    task.blocks = (task.visible_keys(last) + Tiles::Bc - 1) / Tiles::Bc;
+    return task;
+  }
+  __device__ int visible_keys(int i) const { return int(mask.visible_keys(i)); }
+};
+
+template <class Tiles, class T>
+struct QueryShared {
+  alignas(1024) T Q[Tiles::Br * Tiles::D], dO[Tiles::Br * Tiles::D];
+  alignas(1024) T K[Tiles::K_buffers][Tiles::Bc * Tiles::D];
+  alignas(1024) T V[Tiles::V_buffers][Tiles::Bc * Tiles::D];
+  Barrier Q_full, K_full[Tiles::K_buffers], K_free[Tiles::K_buffers];  // dO comes with Q
+  Barrier V_full[Tiles::V_buffers], V_free[Tiles::V_buffers];
+  QueryTask task;
+};
+
+// The last block first, since it is the one with a mask.
+template <class Tiles, class T>
+__device__ void load(QueryShared<Tiles, T>& shared, const Maps& maps, int h_keys) {
+  const QueryTask& task = shared.task;
+  constexpr int D = Tiles::D, Br = Tiles::Br, Bc = Tiles::Bc;
+  constexpr int bytes = Bc * D * int(sizeof(T));
+  arrive_expecting(&shared.Q_full, 2 * Br * D * int(sizeof(T)));
+  bring<D, Br>(shared.Q, maps.Q, &shared.Q_full, task.i0, task.h, task.b);
+  bring<D, Br>(shared.dO, maps.dO, &shared.Q_full, task.i0, task.h, task.b);
+  Ring<Tiles::K_buffers> k;
+  Ring<Tiles::V_buffers> v;
+  for (int j = task.blocks - 1; j >= 0; --j) {
+    wait(&shared.K_free[k.at], k.phase ^ 1);
+    arrive_expecting(&shared.K_full[k.at], bytes);
+    bring<D, Bc>(shared.K[k.at], maps.K, &shared.K_full[k.at], j * Bc, h_keys, task.b);
+    wait(&shared.V_free[v.at], v.phase ^ 1);
+    arrive_expecting(&shared.V_full[v.at], bytes);
+    bring<D, Bc>(shared.V[v.at], maps.V, &shared.V_full[v.at], j * Bc, h_keys, task.b);
+    k.next();
+    v.next();
+  }
+}
+
+template <bool masked, class Tiles, class T>
+__device__ void compute_dq(QueryShared<Tiles, T>& shared, const Maps& maps, const Passed& passed,
+                           int Hq, float scale) {
+  const QueryTask& task = shared.task;
+  constexpr int D = Tiles::D, Br = Tiles::Br, Bc = Tiles::Bc;
+  const int group = uniform(threadIdx.x / 128) - 1, warp = threadIdx.x / 32 % 4;
+  const int lane = threadIdx.x % 32, x0 = 2 * (lane % 4);
+  const bool leader = threadIdx.x % 128 == 0;
+  const float c = scale * log2_e;
+  const int first = task.i0 + 64 * group, i = first + 16 * warp + lane / 4;
+  const int visible[2] = {task.visible_keys(i), task.visible_keys(i + 8)};
+  const int full = task.visible_keys(first) / Bc;  // blocks of which nothing is hidden
+  const std::int64_t row = (std::int64_t(task.b) * Hq + task.h) * passed.rows + i;
+  const float LSE2[2] = {passed.LSE2[row], passed.LSE2[row + 8]};
+  const float Di[2] = {passed.D[row], passed.D[row + 8]};
+  T *Qi = shared.Q + 64 * group * 64, *dOi = shared.dO + 64 * group * 64;
+
+  float dQ[D / 2];
+#pragma unroll
+  for (int e = 0; e < D / 2; ++e) dQ[e] = 0;
+  std::uint32_t dS[Bc / 16][4];
+  wait(&shared.Q_full, 0);
+  Ring<Tiles::K_buffers> k, before;
+  Ring<Tiles::V_buffers> v;
+
+  // Keys past the length may hold anything, and 0 times NaN is NaN.
+  const int length = int(task.mask.length), seen = length - (task.blocks - 1) * Bc;
+  if (length < task.mask.Nk && task.blocks > 0 && seen < Bc) {
+    wait(&shared.K_full[0], 0);
+    for (int e = seen * 8 + threadIdx.x % 128; e < Bc * 8; e += 128)
+      for (int x = 0; x < D; x += 64)
+        *reinterpret_cast<uint4*>(shared.K[0] + x * Bc + e * 8) = make_uint4(0, 0, 0, 0);
+    fence_async();
+    sync(1 + group, 128);
+  }
+
+#pragma unroll 1
+  for (int j = task.blocks - 1; j >= 0; --j) {
+    // S = Q K^T and dP = dO V^T; dQ of the block before is still under way
+    float S[Bc / 2], dP[Bc / 2];
+    wait(&shared.K_full[k.at], k.phase);
+    wgmma_fence();
+    multiply_transposed<T, D, Br, Bc>(S, Qi, shared.K[k.at]);
+    wgmma_commit();
+    wait(&shared.V_full[v.at], v.phase);
+    wgmma_fence();
+    multiply_transposed<T, D, Br, Bc>(dP, dOi, shared.V[v.at]);
+    wgmma_commit();
+    wgmma_wait<1>(S);
+    if (leader && j < task.blocks - 1) arrive(&shared.K_free[before.at]);
+
+    // P while dP comes, then dS
+    const int end[2] = {visible[0] - j * Bc - x0, visible[1] - j * Bc - x0};
+    weights(S, c, LSE2);
+    wgmma_wait<0>(dP);
+    if (leader) arrive(&shared.V_free[v.at]);
+    differences(S, dP, Di);
+    if (masked && j >= full) hide_from(end, S);
+    round_to<T>(dS, S);
+
+    // dQ += dS K, scaled at the end
+    wgmma_fence();
+    multiply_add<T, Bc>(dQ, dS, shared.K[k.at]);
+    wgmma_commit();
+    before = k;
+    k.next();
+    v.next();
+  }
+  wgmma_wait<0>(dQ);
+  store<Br>(Qi, dQ, scale, maps.dQ, first, task.h, task.b);
+}
+
+template <bool masked, class Tiles, class T>
+__global__ void __launch_bounds__(threads, 1)
+    dq_kernel(const __grid_constant__ Maps maps, const __grid_constant__ Problem p,
+              const __grid_constant__ Passed passed, const __grid_constant__ Order order,
+              float scale) {
+  extern __shared__ __align__(1024) unsigned char memory[];
+  auto& shared = *reinterpret_cast<QueryShared<Tiles, T>*>(memory);
+  if (threadIdx.x == 0) {
+    init(&shared.Q_full, 1);
+    for (int i = 0; i < Tiles::K_buffers; ++i) {
+      init(&shared.K_full[i], 1);
+      init(&shared.K_free[i], groups);
+    }
+    for (int i = 0; i < Tiles::V_buffers; ++i) {
+      init(&shared.V_full[i], 1);
+      init(&shared.V_free[i], groups);
+    }
+    fence_barriers();
+    shared.task = QueryTask::of<Tiles>(p, order);
+  }
+  __syncthreads();
+  if (uniform(threadIdx.x / 128) == 0) {
+    give_registers<loader_registers>();
+    if (threadIdx.x < 32 && elected()) load(shared, maps, int(p.key_head(shared.task.h)));
+  } else {
+    take_registers<registers>();
+    compute_dq<masked>(shared, maps, passed, int(p.Hq), scale);
+  }
+}
+
+// Without a mask there are kernels without its branches.
+template <class Tiles>
+bool is_masked(const Problem& p) {
+  return p.causal != Causal::none || p.key_lengths || p.Nk % Tiles::Bc != 0;
+}
+template <class Tiles, class T>
+void launch_dkv(const Problem& p, const Backward<T>& t, float scale, const Passed& passed,
+                cudaStream_t stream) {
+  const auto kernel =
+      is_masked<Tiles>(p) ? dkv_kernel<true, Tiles, T> : dkv_kernel<false, Tiles, T>;
+  launch(kernel, sizeof(KeyShared<Tiles, T>), maps_of<Tiles>(p, t), p, passed,
+         order_of_keys<Tiles>(p), scale, stream);
+}
+template <class Tiles, class T>
+void launch_dq(const Problem& p, const Backward<T>& t, float scale, const Passed& passed,
+               cudaStream_t stream) {
+  const auto kernel = is_masked<Tiles>(p) ? dq_kernel<true, Tiles, T> : dq_kernel<false, Tiles, T>;
+  launch(kernel, sizeof(QueryShared<Tiles, T>), maps_of<Tiles>(p, t), p, passed,
+         order_of_queries<Tiles>(p), scale, stream);
+}
+
+}  // namespace
+}  // namespace two_kernels
+
+template <class T>
+void launch_backward_two_kernels(const Problem& p, const Backward<T>& t, float scale,
+                                 const Passed& passed, cudaStream_t stream) {
+  using namespace two_kernels;
+  const auto of_queries = [&](const auto& X) { return has_tensor_map(X, p.B, p.Hq, p.Nq); };
+  const auto of_keys = [&](const auto& X) { return has_tensor_map(X, p.B, p.Hkv, p.Nk); };
+  const bool maps = p.B * p.Hq * p.Nq * p.Nk > 0 && p.d % 8 == 0 && of_queries(t.Q) &&
+                    of_keys(t.K) && of_keys(t.V) && of_queries(t.dO) && of_queries(t.dQ) &&
+                    of_keys(t.dK) && of_keys(t.dV);
+  if (!maps) return launch_backward_swizzle(p, t, scale, passed, stream);
+  launch_before(p, t, passed, stream);
+  const auto run = [&](auto launch) { launch(p, t, scale, passed, stream); };
+  if (p.d <= 64) {
+    run(launch_dkv<KeySizes<64, 128, 128>, T>);
+    run(launch_dq<QuerySizes<64, 128, 3, 3>, T>);
+  } else if (p.d <= 128) {
+    run(launch_dkv<KeySizes<128, 64, 128>, T>);
+    run(launch_dq<QuerySizes<128, 96, 3, 3>, T>);
+  } else {
+    run(launch_wide_dkv<T>);
+    run(launch_dq<QuerySizes<256, 64, 2, 1>, T>);
+  }
+}
+
+template void launch_backward_two_kernels(const Problem&, const Backward<__half>&, float,
+                                          const Passed&, cudaStream_t);
+template void launch_backward_two_kernels(const Problem&, const Backward<__nv_bfloat16>&, float,
+                                          const Passed&, cudaStream_t);
+
+}  // namespace fa::optimized

@@ -1,0 +1,475 @@
+// Tests of stage 06's backward on a GPU: every kernel by what it promises, and the choice among
+// them.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <numeric>
+#include <stdexcept>
+#include <string>
+#include <type_traits>
+#include <vector>
+
+#include "04_cuda_forward/cuda_forward.hpp"
+#include "05_cuda_backward/cuda_backward.hpp"
+#include "06_optimized/backward.hpp"
+#include "06_optimized/check/testing.hpp"
+#include "06_optimized/optimized.hpp"
+#include "common/harness/cases.hpp"
+#include "common/harness/gpu.hpp"
+#include "common/harness/gpu_test.hpp"
+#include "common/harness/half.hpp"
+#include "common/harness/stage.hpp"
+
+namespace {
+
+using namespace fa;
+using namespace fa::harness;
+using optimized::BackwardKernel;
+using optimized::BackwardOptions;
+using optimized::BackwardRung;
+using Int = std::int64_t;
+using bf16 = Eigen::bfloat16;
+using half = Eigen::half;
+
+template <class T>
+using Device = std::conditional_t<std::is_same_v<T, half>, __half, __nv_bfloat16>;
+
+const Causal masks[] = {Causal::none, Causal::top_left, Causal::bottom_right};
+
+std::vector<BackwardRung> rungs() {
+  std::size_t count = 0;
+  const BackwardRung* ladder = optimized::backward_rungs(count);
+  return {ladder, ladder + count};
+}
+// A kernel that is the best for one problem or another.
+bool is_final(BackwardKernel kernel) {
+  return kernel == BackwardKernel::swizzle || kernel == BackwardKernel::two_kernels ||
+         kernel == BackwardKernel::hopper;
+}
+
+// A call's scratch: NaN wherever it is read before it is written, and a strip behind it that must
+// stay as it is.
+class Scratch {
+ public:
+  Scratch(const Problem& p, const BackwardOptions& options)
+      : bytes_(optimized::backward_scratch_bytes(p, options)), memory_(bytes_ + strip) {
+    FA_CUDA_CHECK(cudaMemset(memory_.as<void>(), garbage, memory_.bytes()));
+  }
+  void* data() const { return memory_.as<void>(); }
+  // Waits for the call.
+  void check() const {
+    std::vector<unsigned char> behind(strip);
+    FA_CUDA_CHECK(cudaDeviceSynchronize());
+    FA_CUDA_CHECK(
+        cudaMemcpy(behind.data(), memory_.as<char>() + bytes_, strip, cudaMemcpyDeviceToHost));
+    const auto written = std::find_if(behind.begin(), behind.end(),
+                                      [](unsigned char byte) { return byte != garbage; });
+    if (written != behind.end())
+      throw std::runtime_error("wrote byte " + std::to_string(written - behind.begin()) +
+                               " behind its " + std::to_string(bytes_) + " bytes of scratch");
+  }
+
+ private:
+  static constexpr std::size_t strip = 1024;
+  static constexpr unsigned char garbage = 0xff;
+  std::size_t bytes_;
+  DeviceMemory memory_;
+};
+
+// On tensors in device memory; returns the kernel that ran.
+template <class T>
+BackwardKernel run(const Problem& p, const Backward<T>& t, BackwardOptions options) {
+  const Scratch scratch(p, options);
+  options.scratch = scratch.data();
+  const BackwardKernel ran = optimized::backward(p, as_device<Device<T>>(t), options);
+  scratch.check();
+  return ran;
+}
+template <class T>
+BackwardKernel run(BackwardCase<T>& c, BackwardOptions options) {
+  BackwardKernel ran = BackwardKernel::best;
+  on_gpu_backward<T>([&](const Problem& p, const Backward<T>& t) { ran = run(p, t, options); })(
+      c.call());
+  return ran;
+}
+template <class T>
+BackwardKernel run(BackwardCase<T>& c, BackwardKernel kernel) {
+  return run(c, BackwardOptions{kernel});
+}
+
+template <class T>
+void run_forward(const Problem& p, const Forward<T>& t) {
+  const DeviceMemory scratch(optimized::scratch_bytes(p));
+  optimized::forward(
+      p, as_device<Device<T>>(t),
+      {optimized::Kernel::best, nullptr, scratch.bytes() ? scratch.as<void>() : nullptr});
+  FA_CUDA_CHECK(cudaDeviceSynchronize());
+}
+
+// Why this kernel cannot run here at all.
+std::string unavailable(BackwardKernel kernel) {
+  if (std::string why = no_gpu(); !why.empty()) return why;
+  Problem p;
+  p.d = 128;
+  return optimized::unsupported(p, Backward<__nv_bfloat16>{}, kernel);
+}
+bool on_hopper() { return unavailable(BackwardKernel::hopper).empty(); }
+BackwardKernel best_here(bool deterministic = false) {
+  if (!on_hopper()) return BackwardKernel::swizzle;
+  return deterministic ? BackwardKernel::two_kernels : BackwardKernel::hopper;
+}
+
+// Long sequences want a forward too: only kernels of the whole contract get one.
+template <class T>
+Functions<T> on_gpu(const BackwardRung& r) {
+  Functions<T> f;
+  f.backward = on_gpu_backward<T>([kernel = r.kernel](const Problem& p, const Backward<T>& t) {
+    run(p, t, BackwardOptions{kernel});
+  });
+  if (r.whole_contract) f.forward = on_gpu_forward<T>(run_forward<T>);
+  return f;
+}
+
+StageUnderTest stage(const BackwardRung& r) {
+  StageUnderTest s;
+  s.name = std::string("backward_") + r.name;
+  s.promises.causal = true;
+  s.promises.large_scores = true;
+  s.promises.rejects_lengths = false;
+  s.promises.host_memory = false;
+  s.promises.tests_forward = false;
+  s.promises.deterministic_backward = r.deterministic;
+  s.effort = gpu_effort();
+  if (r.whole_contract) {
+    s.promises.max_d = optimized::max_d;
+    s.promises.key_lengths = true;
+    s.promises.device_bytes = free_device_bytes;
+  } else {
+    s.promises.head_dims = r.d64 ? std::vector<Int>{64, 128} : std::vector<Int>{128};
+    s.promises.unaligned = false;
+  }
+  s.bf16 = on_gpu<bf16>(r);
+  if (r.fp16) s.f16 = on_gpu<half>(r);
+  s.unavailable = [kernel = r.kernel] { return unavailable(kernel); };
+  return s;
+}
+
+const bool registered = [] {
+  for (const BackwardRung& r : rungs()) register_conformance(stage(r));
+  return true;
+}();
+
+class GpuBackward : public GpuTest {};
+
+// ---- the choice ----
+
+TEST_F(GpuBackward, SaysWhichKernelItChose) {
+  for (Int d : {8, 64, 128, 200}) {
+    BackwardCase<bf16> c(spec(65, 130, d, Causal::top_left));
+    for (bool deterministic : {false, true}) {
+      EXPECT_EQ(run(c, {BackwardKernel::best, deterministic}), best_here(deterministic));
+      EXPECT_EQ(c.verdict(), "") << "d = " << d;
+    }
+    EXPECT_EQ(run(c, BackwardKernel::swizzle), BackwardKernel::swizzle);
+    EXPECT_EQ(c.verdict(), "") << "d = " << d;
+  }
+}
+
+// What TMA cannot read: rows that begin between multiples of 16 bytes, or that run backwards.
+TEST_F(GpuBackward, TakesSwizzleWhereTheTensorsAreNotForHopper) {
+  using Order = Layout::Order;
+  for (const Layout& layout : {Layout{Order::BHND, 0, 1}, Layout{Order::BHND, 1, 0},
+                               Layout{Order::BHND, 0, 0, true}, Layout{}}) {
+    Spec s = spec(65, 130, 64, Causal::bottom_right);
+    if (layout.gap == 0 && layout.offset == 0 && !layout.reversed) s.p.d = 13;
+    s.layout = layout;
+    BackwardCase<bf16> c(s);
+    for (BackwardKernel kernel :
+         {BackwardKernel::best, BackwardKernel::two_kernels, BackwardKernel::hopper}) {
+      if (kernel != BackwardKernel::best && !on_hopper()) continue;
+      for (bool deterministic : {false, true}) {
+        EXPECT_EQ(run(c, {kernel, deterministic}), BackwardKernel::swizzle) << s.name();
+        EXPECT_EQ(c.verdict(), "") << s.name();
+      }
+    }
+  }
+}
+
+// One tensor of the nine is enough.
+TEST_F(GpuBackward, LooksAtEveryTensorBeforeItChooses) {
+  Spec s = spec(20, 30, 64);
+  s.p.Hq = s.p.Hkv = 2;
+  for (int moved = 0; moved < 8; ++moved) {
+    BackwardCase<bf16> c(s);
+    Buffer<bf16>* const all[] = {&c.Q, &c.K, &c.V, &c.O, &c.dO, &c.dQ, &c.dK, &c.dV};
+    Buffer<bf16>& x = *all[moved];
+    Buffer<bf16> elsewhere(x.B(), x.H(), x.N(), x.d(), {Layout::Order::BHND, 0, 3});
+    elsewhere.fill([&](auto b, auto h, auto i, auto e) { return double(x.at(b, h, i, e)); });
+    x = elsewhere;
+    const BackwardKernel ran = run(c, BackwardKernel::best);
+    EXPECT_TRUE(ran == best_here() || ran == BackwardKernel::swizzle);
+    EXPECT_EQ(c.verdict(), "") << "tensor " << moved << ", " << optimized::name(ran);
+  }
+}
+
+TEST_F(GpuBackward, EveryRungHasANameOfItsOwn) {
+  const std::vector<BackwardRung> ladder = rungs();
+  for (std::size_t n = 0; n < ladder.size(); ++n) {
+    EXPECT_STREQ(optimized::name(ladder[n].kernel), ladder[n].name);
+    EXPECT_EQ(ladder[n].whole_contract, is_final(ladder[n].kernel)) << ladder[n].name;
+    for (std::size_t m = 0; m < n; ++m) EXPECT_STRNE(ladder[m].name, ladder[n].name);
+  }
+  EXPECT_STREQ(optimized::name(BackwardKernel::best), "best");
+}
+
+// What `deterministic` may choose promises the same bits.
+TEST_F(GpuBackward, TheSameBitsAreWhatTheirRungsPromise) {
+  for (const BackwardRung& r : rungs()) {
+    const bool chosen =
+        r.kernel == BackwardKernel::swizzle || r.kernel == BackwardKernel::two_kernels;
+    EXPECT_TRUE(r.deterministic || !chosen) << r.name;
+  }
+}
+
+// The kernels of a ladder compute the same thing: several tiles, groups, both alignments.
+TEST_F(GpuBackward, TheRungsAgree) {
+  for (Causal mask : masks) {
+    Spec s = spec(300, 420, 128, mask);
+    s.p.Hq = 4;
+    s.p.Hkv = 2;
+    BackwardCase<bf16> c(s);
+    for (const BackwardRung& r : rungs()) {
+      if (!unavailable(r.kernel).empty()) continue;
+      EXPECT_EQ(run(c, r.kernel), r.kernel);
+      EXPECT_EQ(c.verdict(), "") << r.name;
+    }
+  }
+}
+
+// ---- against others ----
+
+TEST_F(GpuBackward, AgreesWithTheStageBefore) {
+  for (Causal mask : masks) {
+    BackwardCase<bf16> c(spec(200, 333, 64, mask));
+    BackwardCase<float> f(spec(200, 333, 64, mask));
+    const auto copy = [](Buffer<float>& to, const Buffer<bf16>& from) {
+      to.fill([&](auto b, auto h, auto i, auto x) { return double(from.at(b, h, i, x)); });
+    };
+    copy(f.Q, c.Q);
+    copy(f.K, c.K);
+    copy(f.V, c.V);
+    copy(f.O, c.O);
+    copy(f.dO, c.dO);
+    f.LSE = c.LSE;
+    run(c, BackwardKernel::best);
+    on_gpu_backward<float>([](const Problem& p, const Backward<float>& t) {
+      const DeviceMemory D(cuda_backward::scratch_bytes(p, {}));
+      cuda_backward::Options options;
+      options.scratch = D.as<void>();
+      cuda_backward::backward(p, t, options);
+      FA_CUDA_CHECK(cudaDeviceSynchronize());
+    })(f.call());
+    const auto check = [](const char* name, Buffer<bf16>& got, Buffer<float>& want) {
+      double largest = 0;
+      want.for_each([&](auto b, auto h, auto i, auto x) {
+        largest = std::max(largest, std::fabs(double(want.at(b, h, i, x))));
+      });
+      Comparison same(name);
+      want.for_each([&](auto b, auto h, auto i, auto x) {
+        same.add(b, h, i, x, double(got.at(b, h, i, x)), double(want.at(b, h, i, x)),
+                 2e-2 * largest);
+      });
+      EXPECT_EQ(same.report(), "");
+    };
+    check("dQ", c.dQ, f.dQ);
+    check("dK", c.dK, f.dK);
+    check("dV", c.dV, f.dV);
+  }
+}
+
+std::vector<Int> all(Int N) {
+  std::vector<Int> rows(static_cast<std::size_t>(N));
+  std::iota(rows.begin(), rows.end(), 0);
+  return rows;
+}
+// What the GPU has left there is an input from now on.
+template <class X>
+void keep(Buffer<X>& x) {
+  const Array now = to_array(x);
+  x.fill([&](auto b, auto h, auto i, auto e) { return now.at(b, h, i, e); });
+}
+
+// Forward and backward, one after the other on the device: the backward gets the O and LSE that the
+// forward has left there.
+template <class T>
+void training_step(const Spec& s, bool deterministic) {
+  BackwardCase<T> c(s);
+  c.O.poison();
+  c.LSE.poison();
+  const BackwardCall<T> call = c.call();
+  const DeviceCopy copy(call.storage);
+  const Backward<T> t = on_device(copy, call.t);
+  const View<T> O{const_cast<T*>(t.O.data), t.O.batch, t.O.head, t.O.row};
+  run_forward<T>(c.p, {t.Q, t.K, t.V, O, const_cast<float*>(t.LSE)});
+  EXPECT_EQ(run(c.p, t, {BackwardKernel::best, deterministic}), best_here(deterministic));
+  copy.copy_back();
+  keep(c.O);
+  keep(c.LSE);
+  EXPECT_EQ(c.verdict(all(s.p.Nq), all(s.p.Nk)), "") << s.name();
+}
+TEST_F(GpuBackward, ATrainingStep) {
+  for (Causal mask : masks)
+    for (Int d : {64, 128, 256}) {
+      Spec s = spec(200, 170, d, mask);  // bottom_right: rows that see nothing
+      s.p.B = 2;
+      s.p.Hq = 4;
+      s.p.Hkv = 2;
+      training_step<bf16>(s, false);
+      training_step<half>(s, true);
+    }
+}
+
+// ---- sizes and addresses ----
+
+TEST_F(GpuBackward, MoreHeadsThanAGridHasAlongY) {
+  Spec s = spec(2, 3, 8);
+  s.p.Hq = s.p.Hkv = 65537;
+  BackwardCase<bf16> c(s);
+  for (const BackwardRung& r : rungs()) {
+    if (!r.whole_contract || !unavailable(r.kernel).empty()) continue;
+    EXPECT_EQ(run(c, r.kernel), r.kernel);
+    EXPECT_EQ(c.verdict(), "") << r.name;
+  }
+}
+
+// Heads of one row each, but the sums of dQ have whole tiles: there are more than 2^31 numbers.
+TEST_F(GpuBackward, SumsOfDqBeyond32Bits) {
+  Spec s = spec(1, 2, 8);
+  s.p.Hq = s.p.Hkv = (Int(1) << 18) + 3;
+  const std::size_t bytes = optimized::backward_scratch_bytes(s.p);
+  if (double(bytes) > free_device_bytes())
+    GTEST_SKIP() << "the device has no room for " << bytes << " bytes";
+  BackwardCase<bf16> c(s);
+  EXPECT_EQ(run(c, BackwardKernel::best), best_here());
+  EXPECT_EQ(c.verdict(), "");
+}
+
+// Rows at multiples of 16 bytes whose last 16 are not full: what is behind d is not ours.
+TEST_F(GpuBackward, WritesNothingBehindTheLastColumn) {
+  for (Int d : {1, 7, 59, 100, 129, 250}) {
+    BackwardCase<bf16> c(spec(70, 90, d, Causal::top_left));
+    for (Buffer<bf16>* x : {&c.Q, &c.K, &c.V, &c.O, &c.dO, &c.dQ, &c.dK, &c.dV}) {
+      Buffer<bf16> wide(1, 1, x->N(), d, {Layout::Order::BHND, 16 - d % 8});
+      wide.fill([&](auto b, auto h, auto i, auto e) { return double(x->at(b, h, i, e)); });
+      *x = wide;
+    }
+    for (const BackwardRung& r : rungs()) {
+      if (!r.whole_contract || !unavailable(r.kernel).empty()) continue;
+      EXPECT_EQ(run(c, r.kernel), r.kernel) << "d = " << d;
+      EXPECT_EQ(c.verdict(), "") << r.name << ", d = " << d;  // with the canaries in the gaps
+    }
+  }
+}
+
+// Two calls at once, on two streams, each with a scratch of its own.
+TEST_F(GpuBackward, UsesTheStreamThatItIsGiven) {
+  const Int N = 1000, d = 64;
+  BackwardCase<bf16> c(spec(N, N, d, Causal::top_left));
+  cudaStream_t streams[2];
+  for (cudaStream_t& s : streams)
+    FA_CUDA_CHECK(cudaStreamCreateWithFlags(&s, cudaStreamNonBlocking));
+  const Scratch scratch[2] = {{c.p, {}}, {c.p, {}}};
+  std::vector<bf16> first(N * d), second(N * d);
+  on_gpu_backward<bf16>([&](const Problem& p, const Backward<bf16>& t) {
+    const DeviceMemory dQ(sizeof(bf16) * N * d), dK(dQ.bytes()), dV(dQ.bytes());
+    Backward<bf16> other = t;
+    other.dQ = contiguous(dQ.as<bf16>(), 1, N, d);
+    other.dK = contiguous(dK.as<bf16>(), 1, N, d);
+    other.dV = contiguous(dV.as<bf16>(), 1, N, d);
+    FA_CUDA_CHECK(cudaDeviceSynchronize());  // the copies and the garbage are on another stream
+    for (int n = 0; n < 20; ++n)
+      for (int k : {0, 1})
+        optimized::backward(p, as_device<__nv_bfloat16>(k ? other : t),
+                            {BackwardKernel::best, false, streams[k], scratch[k].data()});
+    for (cudaStream_t s : streams) FA_CUDA_CHECK(cudaStreamSynchronize(s));
+    FA_CUDA_CHECK(cudaMemcpy(first.data(), t.dK.data, dK.bytes(), cudaMemcpyDeviceToHost));
+    FA_CUDA_CHECK(cudaMemcpy(second.data(), dK.as<void>(), dK.bytes(), cudaMemcpyDeviceToHost));
+  })(c.call());
+  for (cudaStream_t s : streams) FA_CUDA_CHECK(cudaStreamDestroy(s));
+  for (const Scratch& s : scratch) EXPECT_NO_THROW(s.check());
+  EXPECT_EQ(c.verdict(), "");
+  EXPECT_EQ(std::memcmp(first.data(), second.data(), first.size() * sizeof(bf16)), 0);
+}
+
+// ---- errors ----
+
+TEST_F(GpuBackward, RefusesOtherTypesThanHalves) {
+  BackwardCase<float> c(spec(2, 2, 2));
+  expect_words(refusal([&] { optimized::backward(c.p, c.call().t); }),
+               {"__half or __nv_bfloat16", "elements of 4 bytes"});
+}
+
+TEST_F(GpuBackward, SaysWhatARungTakes) {
+  const auto why = [](BackwardKernel kernel, Int d, auto type) {
+    BackwardCase<decltype(type)> c(spec(4, 4, d));
+    return refusal([&] { run(c, kernel); });
+  };
+  for (const BackwardRung& r : rungs()) {
+    if (!unavailable(r.kernel).empty()) continue;
+    expect_words(why(r.kernel, 257, bf16()), {"d must", "256", "257"});
+    if (r.whole_contract) continue;
+    expect_words(why(r.kernel, 32, bf16()), {r.name, "d = ", "128", "got d = 32"});
+    if (!r.d64) expect_words(why(r.kernel, 64, bf16()), {r.name, "got d = 64"});
+    if (!r.fp16) expect_words(why(r.kernel, 128, half()), {r.name, "bf16", "fp16"});
+  }
+}
+
+TEST_F(GpuBackward, ScratchIsAskedFor) {
+  Spec s = spec(100, 80, 8, Causal::top_left);
+  s.p.B = 3;
+  s.p.Hq = 4;
+  s.p.Hkv = 2;
+  // 8 bytes for each row of Q, padded to 128; where dQ is added up, 4 for each of its numbers too.
+  const std::size_t rows = 3 * 4 * 128;
+  EXPECT_GE(optimized::backward_scratch_bytes(s.p, {BackwardKernel::swizzle}), 8 * rows);
+  EXPECT_LT(optimized::backward_scratch_bytes(s.p, {BackwardKernel::swizzle}), 16 * rows);
+  if (on_hopper()) {
+    const std::size_t bytes = optimized::backward_scratch_bytes(s.p, {BackwardKernel::hopper});
+    EXPECT_GE(bytes, 8 * rows + 4 * 64 * rows);
+  }
+  // `best` may turn out to be swizzle.
+  for (bool deterministic : {false, true})
+    EXPECT_GE(optimized::backward_scratch_bytes(s.p, {BackwardKernel::best, deterministic}),
+              optimized::backward_scratch_bytes(s.p, {BackwardKernel::swizzle}));
+  BackwardCase<bf16> c(s);
+  const auto why = [&](void* scratch) {
+    return refusal([&] {
+      on_gpu_backward<bf16>([&](const Problem& p, const Backward<bf16>& t) {
+        optimized::backward(p, as_device<__nv_bfloat16>(t),
+                            {BackwardKernel::best, false, nullptr, scratch});
+      })(c.call());
+    });
+  };
+  const std::string bytes = std::to_string(optimized::backward_scratch_bytes(s.p));
+  expect_words(why(nullptr), {"backward_scratch_bytes() = " + bytes, "scratch", "null"});
+  const Scratch scratch(s.p, {});
+  expect_words(why(static_cast<char*>(scratch.data()) + 8), {"scratch", "16 bytes"});
+  EXPECT_EQ(why(scratch.data()), "accepted");
+}
+
+// The forward may be asked for no LSE; the backward cannot do without.
+TEST_F(GpuBackward, WantsWhatTheForwardReturned) {
+  const auto why = [](auto change) {
+    BackwardCase<bf16> c(spec(4, 4, 64));
+    BackwardCall<bf16> call = c.call();
+    change(call.t);
+    return refusal([&] {
+      on_gpu_backward<bf16>([](const Problem& p, const Backward<bf16>& t) { run(p, t, {}); })(call);
+    });
+  };
+  expect_words(why([](auto& t) { t.LSE = nullptr; }), {"LSE", "null"});
+  expect_words(why([](auto& t) { t.O.data = nullptr; }), {"O", "null"});
+  expect_words(why([](auto& t) { t.dK = t.dV; }), {"overlap"});
+}
+
+}  // namespace

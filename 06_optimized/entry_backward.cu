@@ -1,0 +1,191 @@
+// From the public face of the backward to its kernels: check the arguments, choose, launch.
+#include <algorithm>
+#include <iterator>
+#include <type_traits>
+
+#include "06_optimized/backward.hpp"
+#include "06_optimized/optimized.hpp"
+#include "06_optimized/ptx/tma.cuh"
+#include "common/core/check.hpp"
+
+namespace fa::optimized {
+namespace {
+
+constexpr BackwardRung ladder[] = {
+    // kernel, name, capability, whole contract, fp16, d = 64, deterministic
+    {BackwardKernel::mma, "mma", 80, false, true, true, true},
+    {BackwardKernel::swizzle, "swizzle", 80, true, true, true, true},
+    {BackwardKernel::two_kernels, "two_kernels", 90, true, true, true, true},
+    {BackwardKernel::fused, "fused", 90, false, false, false, false},
+    {BackwardKernel::bulk, "bulk", 90, false, false, false, false},
+    {BackwardKernel::early, "early", 90, false, false, false, false},
+    {BackwardKernel::at_once, "at_once", 90, false, false, false, false},
+    {BackwardKernel::late, "late", 90, false, false, false, false},
+    {BackwardKernel::hopper, "hopper", 90, true, true, true, false},
+};
+
+const BackwardRung& rung(BackwardKernel kernel) {
+  return *std::find_if(std::begin(ladder), std::end(ladder),
+                       [&](const BackwardRung& r) { return r.kernel == kernel; });
+}
+
+// Can the copy engine bring and store these tensors?
+template <class T>
+bool has_tensor_maps(const Problem& p, const Backward<T>& t) {
+  const auto queries = [&](const auto& X) { return has_tensor_map(X, p.B, p.Hq, p.Nq); };
+  const auto keys = [&](const auto& X) { return has_tensor_map(X, p.B, p.Hkv, p.Nk); };
+  return p.Nq > 0 && p.Nk > 0 && p.d % 8 == 0 && queries(t.Q) && queries(t.dO) && queries(t.dQ) &&
+         keys(t.K) && keys(t.V) && keys(t.dK) && keys(t.dV);
+}
+
+template <class X>
+bool in_16_bytes(const View<X>& v) {
+  return reinterpret_cast<std::uintptr_t>(v.data) % 16 == 0 && v.batch % 8 == 0 &&
+         v.head % 8 == 0 && v.row % 8 == 0 && v.batch >= 0 && v.head >= 0 && v.row >= 0;
+}
+
+bool adds_up_dQ(BackwardKernel kernel) { return kernel >= BackwardKernel::fused; }
+
+// The scratch, cut into what passes from kernel to kernel.
+Passed passed(const Problem& p, BackwardKernel kernel, void* scratch) {
+  Passed parts{};
+  parts.rows = Passed::padded_rows(p.Nq);
+  const std::int64_t rows = p.B * p.Hq * parts.rows;
+  parts.LSE2 = static_cast<float*>(scratch);
+  parts.D = parts.LSE2 + rows;
+  if (adds_up_dQ(kernel)) parts.dQ = parts.D + rows;
+  return parts;
+}
+
+template <class T>
+void launch(const Problem& p, const Backward<T>& t, BackwardKernel kernel, float scale,
+            const Passed& parts, cudaStream_t stream) {
+  const auto run = [&](auto launch) { launch(p, t, scale, parts, stream); };
+  switch (kernel) {
+    case BackwardKernel::mma:
+      return run(launch_backward_mma<T>);
+    case BackwardKernel::swizzle:
+      return run(launch_backward_swizzle<T>);
+    case BackwardKernel::two_kernels:
+      return run(launch_backward_two_kernels<T>);
+    case BackwardKernel::hopper:
+      return run(launch_backward_hopper<T>);
+    default:
+      break;
+  }
+  if constexpr (std::is_same_v<T, __nv_bfloat16>) switch (kernel) {
+      case BackwardKernel::fused:
+        return run(launch_backward_fused<T>);
+      case BackwardKernel::bulk:
+        return run(launch_backward_bulk<T>);
+      case BackwardKernel::early:
+        return run(launch_backward_early<T>);
+      case BackwardKernel::at_once:
+        return run(launch_backward_at_once<T>);
+      default:
+        return run(launch_backward_late<T>);
+    }
+}
+
+}  // namespace
+
+const BackwardRung* backward_rungs(std::size_t& count) {
+  count = std::size(ladder);
+  return ladder;
+}
+
+const char* name(BackwardKernel kernel) {
+  return kernel == BackwardKernel::best ? "best" : rung(kernel).name;
+}
+
+BackwardKernel chosen(const Problem& p, BackwardKernel kernel, bool deterministic, int here) {
+  if (kernel == BackwardKernel::best) {
+    if (here != 90) return BackwardKernel::swizzle;
+    kernel = deterministic ? BackwardKernel::two_kernels : BackwardKernel::hopper;
+  }
+  return kernel == BackwardKernel::hopper && p.d > 128 ? BackwardKernel::two_kernels : kernel;
+}
+
+std::size_t backward_scratch_bytes(const Problem& p, const BackwardOptions& options) {
+  const BackwardKernel kernel =
+      chosen(p, options.kernel, options.deterministic, device_capability());
+  const auto rows = std::size_t(p.B * p.Hq * Passed::padded_rows(p.Nq));
+  std::size_t bytes = 2 * sizeof(float) * rows;
+  if (adds_up_dQ(kernel)) bytes += sizeof(float) * rows * std::size_t(Passed::padded(p.d));
+  return bytes;
+}
+
+template <class T>
+std::string unsupported(const Problem& p, const Backward<T>& t, BackwardKernel kernel) {
+  const int here = device_capability();
+  const BackwardRung& r = rung(chosen(p, kernel, false, here));
+  const std::string who = std::string("the backward's ") + r.name;
+  if (std::string why = wrong_capability(who, r.capability, here); !why.empty()) return why;
+  if (std::max(p.Nq, p.Nk) > 1 << 30)
+    return who + " wants Nq and Nk up to 2^30, got " + std::to_string(p.Nq) + " and " +
+           std::to_string(p.Nk);
+  if (r.whole_contract) return {};
+  if (!r.fp16 && std::is_same_v<T, __half>) return who + " is for bf16 only, got fp16";
+  if (p.d != 128 && !(r.d64 && p.d == 64))
+    return who + " takes d = " + (r.d64 ? "64 or 128" : "128") + ", got d = " + std::to_string(p.d);
+  if (p.key_lengths) return who + " takes no key_lengths";
+  for (const auto& [tensor, fits] : {std::pair{"Q", in_16_bytes(t.Q)},
+                                     {"K", in_16_bytes(t.K)},
+                                     {"V", in_16_bytes(t.V)},
+                                     {"O", in_16_bytes(t.O)},
+                                     {"dO", in_16_bytes(t.dO)},
+                                     {"dQ", in_16_bytes(t.dQ)},
+                                     {"dK", in_16_bytes(t.dK)},
+                                     {"dV", in_16_bytes(t.dV)}})
+    if (!fits)
+      return who + " wants rows of " + tensor +
+             " to begin at multiples of 16 bytes, in ascending order";
+  return {};
+}
+
+template <class T>
+BackwardKernel backward(const Problem& p, const Backward<T>& t, const BackwardOptions& options) {
+  if constexpr (!std::is_same_v<T, __half> && !std::is_same_v<T, __nv_bfloat16>) {
+    require(false, "optimized: T must be __half or __nv_bfloat16, got elements of ", sizeof(T),
+            " bytes; fp32 is for stages 04 and 05");
+    return BackwardKernel::best;
+  } else {
+    check_problem("optimized", p, max_d);
+    check_tensors("optimized", p, t);
+    const std::string why_not = unsupported(p, t, options.kernel);
+    require(why_not.empty(), "optimized: ", why_not);
+    BackwardKernel kernel = chosen(p, options.kernel, options.deterministic, device_capability());
+    require(!options.deterministic || rung(kernel).deterministic, "optimized: the backward's ",
+            name(kernel),
+            " adds dQ up in an order that varies; deterministic wants another kernel");
+    const bool rows = p.B > 0 && p.Hq > 0 && p.Nq > 0;
+    require(!rows || t.LSE, "optimized: LSE must not be null; let the forward write it");
+    require(!rows || t.O.data, "optimized: O must not be null; the forward returned it");
+    const std::size_t bytes = backward_scratch_bytes(p, options);
+    require(options.scratch || bytes == 0, "optimized: the backward's ", name(kernel),
+            " needs backward_scratch_bytes() = ", bytes, " bytes of scratch, got null");
+    require(reinterpret_cast<std::uintptr_t>(options.scratch) % 16 == 0,
+            "optimized: scratch must be aligned to 16 bytes, got ", options.scratch);
+    if (p.B == 0 || p.Hkv == 0) return kernel;
+    // A block of the smallest kernel takes 4 rows; a grid has at most 2^31 - 1 blocks along x.
+    const std::int64_t longest = std::max(p.Nq, p.Nk);
+    require(p.B <= 1 << 30 && p.Hq <= (1 << 30) / p.B &&
+                (longest + 127) / 128 * 32 <= (1 << 30) / (p.B * p.Hq),
+            "optimized: B Hq max(Nq, Nk) / 4 must be at most 2^30, got B = ", p.B, ", Hq = ", p.Hq,
+            ", Nq = ", p.Nq, ", Nk = ", p.Nk);
+    const bool maps = kernel == BackwardKernel::hopper || kernel == BackwardKernel::two_kernels;
+    if (maps && !has_tensor_maps(p, t)) kernel = BackwardKernel::swizzle;
+    launch(p, t, kernel, float(p.softmax_scale()), passed(p, kernel, options.scratch),
+           options.stream);
+    return kernel;
+  }
+}
+
+template std::string unsupported(const Problem&, const Backward<__half>&, BackwardKernel);
+template std::string unsupported(const Problem&, const Backward<__nv_bfloat16>&, BackwardKernel);
+template BackwardKernel backward(const Problem&, const Backward<__half>&, const BackwardOptions&);
+template BackwardKernel backward(const Problem&, const Backward<__nv_bfloat16>&,
+                                 const BackwardOptions&);
+template BackwardKernel backward(const Problem&, const Backward<float>&, const BackwardOptions&);
+
+}  // namespace fa::optimized
