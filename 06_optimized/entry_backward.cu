@@ -34,8 +34,8 @@ template <class T>
 bool has_tensor_maps(const Problem& p, const Backward<T>& t) {
   const auto queries = [&](const auto& X) { return has_tensor_map(X, p.B, p.Hq, p.Nq); };
   const auto keys = [&](const auto& X) { return has_tensor_map(X, p.B, p.Hkv, p.Nk); };
-  return p.Nq > 0 && p.Nk > 0 && p.d % 8 == 0 && queries(t.Q) && queries(t.dO) && queries(t.dQ) &&
-         keys(t.K) && keys(t.V) && keys(t.dK) && keys(t.dV);
+  return p.d % 8 == 0 && queries(t.Q) && queries(t.dO) && queries(t.dQ) && keys(t.K) && keys(t.V) &&
+         keys(t.dK) && keys(t.dV);
 }
 
 template <class X>
@@ -169,12 +169,15 @@ BackwardKernel backward(const Problem& p, const Backward<T>& t, const BackwardOp
     if (p.B == 0 || p.Hkv == 0) return kernel;
     // A block of the smallest kernel takes 4 rows; a grid has at most 2^31 - 1 blocks along x.
     const std::int64_t longest = std::max(p.Nq, p.Nk);
-    require(p.B <= 1 << 30 && p.Hq <= (1 << 30) / p.B &&
-                (longest + 127) / 128 * 32 <= (1 << 30) / (p.B * p.Hq),
+    const std::int64_t heads = std::max(p.Hq, p.Hkv);
+    require(p.B <= 1 << 30 && heads <= (1 << 30) / p.B &&
+                (longest + 127) / 128 * 32 <= (1 << 30) / (p.B * heads),
             "optimized: B Hq max(Nq, Nk) / 4 must be at most 2^30, got B = ", p.B, ", Hq = ", p.Hq,
             ", Nq = ", p.Nq, ", Nk = ", p.Nk);
-    const bool maps = kernel == BackwardKernel::hopper || kernel == BackwardKernel::two_kernels;
-    if (maps && !has_tensor_maps(p, t)) kernel = BackwardKernel::swizzle;
+    // What the copy engine does not know: empty tensors, and those without a map.
+    const bool empty = p.Hq == 0 || p.Nq == 0 || p.Nk == 0;
+    if (rung(kernel).capability == 90 && (empty || !has_tensor_maps(p, t)))
+      kernel = BackwardKernel::swizzle;
     launch(p, t, kernel, float(p.softmax_scale()), passed(p, kernel, options.scratch),
            options.stream);
     return kernel;

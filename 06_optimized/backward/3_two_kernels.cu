@@ -322,12 +322,6 @@ template <class T>
 void launch_backward_two_kernels(const Problem& p, const Backward<T>& t, float scale,
                                  const Passed& passed, cudaStream_t stream) {
   using namespace two_kernels;
-  const auto of_queries = [&](const auto& X) { return has_tensor_map(X, p.B, p.Hq, p.Nq); };
-  const auto of_keys = [&](const auto& X) { return has_tensor_map(X, p.B, p.Hkv, p.Nk); };
-  const bool maps = p.B * p.Hq * p.Nq * p.Nk > 0 && p.d % 8 == 0 && of_queries(t.Q) &&
-                    of_keys(t.K) && of_keys(t.V) && of_queries(t.dO) && of_queries(t.dQ) &&
-                    of_keys(t.dK) && of_keys(t.dV);
-  if (!maps) return launch_backward_swizzle(p, t, scale, passed, stream);
   launch_before(p, t, passed, stream);
   const auto run = [&](auto launch) { launch(p, t, scale, passed, stream); };
   if (p.d <= 64) {

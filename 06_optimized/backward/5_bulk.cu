@@ -301,8 +301,6 @@ __global__ void __launch_bounds__(threads, 1)
 template <class T>
 void launch_backward_bulk(const Problem& p, const Backward<T>& t, float scale, const Passed& passed,
                           cudaStream_t stream) {
-  if (p.Nq == 0 || p.Nk == 0)  // TMA knows no empty tensor
-    return launch_backward_swizzle(p, t, scale, passed, stream);
   launch_before(p, t, passed, stream);
   const Maps maps = {
       tensor_map(t.Q, p.B, p.Hq, p.Nq, D, Br),   tensor_map(t.K, p.B, p.Hkv, p.Nk, D, Bc),

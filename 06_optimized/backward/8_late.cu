@@ -232,8 +232,8 @@ __device__ void compute(Shared& shared, const Maps& maps, const Problem& p, floa
     multiply_add<T, Br>(dV, rounded_P, shared.dO[now]);
     wgmma_commit();
 
-    // dS_ij = P_ij (dP_ij - D_i); into shared memory as rows of queries, for dQ
-    // Now the other group is done with the step before the last: its buffer of dS is free.
+    // dS_ij = P_ij (dP_ij - D_i); into shared memory as rows of queries, for dQ. The buffer is free:
+    // the other group has written dS of the last step, so it is done with the step before.
     if (n > 0) sync(ready + 2 * (group ^ 1) + (n - 1) % 2, 256);
     wgmma_wait<1>(dP);
 #pragma unroll
@@ -275,6 +275,15 @@ __device__ void compute(Shared& shared, const Maps& maps, const Problem& p, floa
   }
   wgmma_wait<0>(dK);
   wgmma_wait<0>(dV);
+
+  // dQ of the last step
+  if (at.steps > 0) {
+    float dQ[Br / 2];
+    sync(ready + 2 * (group ^ 1) + (at.steps - 1) % 2, 256);
+    issue_dQ(dQ, before);
+    wgmma_wait<0>(dQ);
+    hand_over(dQ);
+  }
 
   // dK scaled, and both leave: a warp's 16 rows by themselves, through what were K and V.
 #pragma unroll
@@ -330,8 +339,6 @@ __global__ void __launch_bounds__(threads, 1)
 template <class T>
 void launch_backward_late(const Problem& p, const Backward<T>& t, float scale, const Passed& passed,
                           cudaStream_t stream) {
-  if (p.Nq == 0 || p.Nk == 0)  // TMA knows no empty tensor
-    return launch_backward_swizzle(p, t, scale, passed, stream);
   launch_before(p, t, passed, stream);
   const Maps maps = {
       tensor_map(t.Q, p.B, p.Hq, p.Nq, D, Br),   tensor_map(t.K, p.B, p.Hkv, p.Nk, D, Bc),
