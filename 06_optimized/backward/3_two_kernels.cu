@@ -29,7 +29,7 @@ struct KeySizes {
 };
 
 // Each warpgroup has 64 of the keys and does everything for them.
-template <bool masked, class Tiles, class T>
+template <class Tiles, class T>
 __device__ void compute_dkv(KeyShared<Tiles, T>& shared, const Maps& maps, float scale) {
   const KeyTask& task = shared.task;
   constexpr int D = Tiles::D, Br = Tiles::Br, Bc = Tiles::Bc;
@@ -81,7 +81,7 @@ __device__ void compute_dkv(KeyShared<Tiles, T>& shared, const Maps& maps, float
     multiply_transposed<T, D, Bc, Br>(dP, Vj, shared.dO[now]);
     wgmma_commit();
     weights_transposed(P, S, c, shared.LSE2[now] + x0);
-    if (masked && i * Br < all_seen) {
+    if (i * Br < all_seen) {
       const int begin[2] = {first_row[0] - i * Br - x0, first_row[1] - i * Br - x0};
       hide_before(begin, P);
     }
@@ -112,7 +112,7 @@ __device__ void compute_dkv(KeyShared<Tiles, T>& shared, const Maps& maps, float
   store<Bc>(Kj, dK, scale, maps.dK, j0, task.h, task.b);
 }
 
-template <bool masked, class Tiles, class T>
+template <class Tiles, class T>
 __global__ void __launch_bounds__(threads, 1)
     dkv_kernel(const __grid_constant__ Maps maps, const __grid_constant__ Problem p,
                const __grid_constant__ Passed passed, const __grid_constant__ Order order,
@@ -129,7 +129,7 @@ __global__ void __launch_bounds__(threads, 1)
     if (threadIdx.x < 32 && elected()) load(shared, maps, passed, int(p.Hq));
   } else {
     take_registers<registers>();
-    compute_dkv<masked>(shared, maps, scale);
+    compute_dkv(shared, maps, scale);
   }
 }
 
@@ -246,6 +246,8 @@ __device__ void compute_dq(QueryShared<Tiles, T>& shared, const Maps& maps, cons
     // P while dP comes, then dS
     const int end[2] = {visible[0] - j * Bc - x0, visible[1] - j * Bc - x0};
     weights(S, c, LSE2);
+    // Never taken. Without it ptxas moves the wait up, before half of the exponentials.
+    if (S[0] < 0) asm volatile("brkpt;");
     wgmma_wait<0>(dP);
     if (leader) arrive(&shared.V_free[v.at]);
     differences(S, dP, Di);
@@ -294,23 +296,17 @@ __global__ void __launch_bounds__(threads, 1)
   }
 }
 
-// Without a mask there are kernels without its branches.
-template <class Tiles>
-bool is_masked(const Problem& p) {
-  return p.causal != Causal::none || p.key_lengths || p.Nk % Tiles::Bc != 0;
-}
 template <class Tiles, class T>
 void launch_dkv(const Problem& p, const Backward<T>& t, float scale, const Passed& passed,
                 cudaStream_t stream) {
-  const auto kernel =
-      is_masked<Tiles>(p) ? dkv_kernel<true, Tiles, T> : dkv_kernel<false, Tiles, T>;
-  launch(kernel, sizeof(KeyShared<Tiles, T>), maps_of<Tiles>(p, t), p, passed,
+  launch(dkv_kernel<Tiles, T>, sizeof(KeyShared<Tiles, T>), maps_of<Tiles>(p, t), p, passed,
          order_of_keys<Tiles>(p), scale, stream);
 }
 template <class Tiles, class T>
 void launch_dq(const Problem& p, const Backward<T>& t, float scale, const Passed& passed,
                cudaStream_t stream) {
-  const auto kernel = is_masked<Tiles>(p) ? dq_kernel<true, Tiles, T> : dq_kernel<false, Tiles, T>;
+  const bool masked = p.causal != Causal::none || p.key_lengths || p.Nk % Tiles::Bc != 0;
+  const auto kernel = masked ? dq_kernel<true, Tiles, T> : dq_kernel<false, Tiles, T>;
   launch(kernel, sizeof(QueryShared<Tiles, T>), maps_of<Tiles>(p, t), p, passed,
          order_of_queries<Tiles>(p), scale, stream);
 }
