@@ -201,6 +201,7 @@ __global__ void __launch_bounds__(threads)
       // P_ij^T = 2^(c K_j Q_i^T - LSE2_i), 0 where row i does not see key j
       float P[8][4], dP[8][4];
       product<D>(P, Kj + warp_row * D, Qi);
+      // [step 06.13: P^T in place of K Q^T, 0 where the query does not see the key (7 lines)]
 #pragma unroll
       for (int i = 0; i < 8; ++i)
 #pragma unroll
@@ -208,20 +209,27 @@ __global__ void __launch_bounds__(threads)
           const bool visible = 8 * i + x0 + e % 2 >= from[e / 2];
           P[i][e] = visible ? ex2(fmaf(c, P[i][e], -LSE2[8 * i + e % 2])) : 0;
         }
+      // [end]
 
       // dV_j += P_ij^T dO_i;  dP_ij^T = V_j dO_i^T
+      // [step 06.14: the sum that P^T goes into, and the product that dS^T needs (2 lines)]
       accumulate<D>(dV, P, dOi);
       product<D>(dP, Vj + warp_row * D, dOi);
+      // [end]
 
       // dS_ij = P_ij (dP_ij - D_i), and for a hidden pair 0, whatever dP is
+      // [step 06.15: dS^T in place of dP^T (5 lines)]
 #pragma unroll
       for (int i = 0; i < 8; ++i)
 #pragma unroll
         for (int e = 0; e < 4; ++e)
           dP[i][e] = P[i][e] == 0 ? 0 : P[i][e] * (dP[i][e] - D_i[8 * i + e % 2]);
+      // [end]
 
       // dK_j += dS_ij^T Q_i
+      // [step 06.16: the sum that dS^T goes into (1 line)]
       accumulate<D>(dK, dP, Qi);
+      // [end]
     }
   }
   store<D>(t.dK.rows(b, hk, p.Nk, D), j0, keys, r0, scale, dK);

@@ -208,12 +208,15 @@ __device__ void compute(Shared& shared, const Maps& maps, const Problem& p, floa
     }
 
     // dV_j += sum_i P_ij dO_i, which needs no dP: it runs under what follows
+    // [step 06.17: round P, and have it multiplied at once (4 lines)]
     round_to(rounded_P, P);
     wgmma_fence();
     multiply_add<T, Br>(dV, rounded_P, shared.dO[now]);
     wgmma_commit();
+    // [end]
 
     // dS_ij = P_ij (dP_ij - D_i); into shared memory as rows of queries, for dQ
+    // [step 06.18: wait for dP, but not for dV; then dS in place of dP (7 lines)]
     wgmma_wait<1>(dP);
 #pragma unroll
     for (int i = 0; i < Br / 2; i += 2) {
@@ -221,6 +224,7 @@ __device__ void compute(Shared& shared, const Maps& maps, const Problem& p, floa
       dP[i] = P[i] * (dP[i] - d.x);
       dP[i + 1] = P[i + 1] * (dP[i + 1] - d.y);
     }
+    // [end]
     round_to(rounded_dS, dP);
     const RowChunk to = ldmatrix_by_columns(lane);
     T* dS = shared.dS[n % 2];  // the other group may still be reading the one before
@@ -255,8 +259,10 @@ __device__ void compute(Shared& shared, const Maps& maps, const Problem& p, floa
 
     // S of the next step; after the last one of what happens to lie there, and nobody looks at it.
     q.next();
+    // [step 06.19: as soon as its Q is there, and only if there is a next step (2 lines)]
     if (n + 1 < at.steps) wait(&shared.Q_full[q.at], q.phase);
     issue_S();
+    // [end]
   }
   wgmma_wait<0>(dK);
   wgmma_wait<0>(dV);

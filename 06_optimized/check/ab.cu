@@ -16,7 +16,6 @@ static optimized::Passed passed(const Problem& p, void* scratch) {
   x.dQ = static_cast<float*>(scratch);
   x.LSE2 = x.dQ + rows * optimized::Passed::padded(p.d);
   x.D = x.LSE2 + rows;
-  x.arrivals = reinterpret_cast<unsigned*>(x.D + rows);
   return x;
 }
 

@@ -34,7 +34,7 @@ AS_IT_IS, CUDNN = "as it is", "cuDNN"
 SETTINGS = {"d": ["64", "128", "256"], "mask": ["none", "causal"], "N": ["1024", "4096", "16384"]}
 ODD = 321  # a short problem: its last tiles are not full
 LIMIT = 0.01  # relative L2 norm of what rounding to bf16 may do
-KERNELS = {"forward": ("12_hopper.cu", [], []), "backward": ("8_hopper.cu", ["0_around.cu"], ["-DFA_BACKWARD"])}
+KERNELS = {"forward": ("12_hopper.cu", [], []), "backward": ("9_hopper.cu", ["0_around.cu"], ["-DFA_BACKWARD"])}
 
 
 class Bad(Exception):
@@ -391,7 +391,13 @@ def main() -> int:
         elif options.mode == "table":
             table(options.json, options.to)
         else:
+            for kernel, (file, others, _) in KERNELS.items():
+                for name in (file, *others):
+                    if not (STAGE / kernel / name).is_file():
+                        raise Bad(f"there is no {kernel}/{name}")
             for v in parse(VARIANTS):
+                if v.file not in [f"{kernel}/{file}" for kernel, (file, _, _) in KERNELS.items()]:
+                    raise Bad(f"{v.name}: {v.file} is not the last kernel of its ladder")
                 changed(v)
     except (Bad, OSError, RuntimeError) as error:
         print(f"ab.py: {error}", file=sys.stderr)

@@ -19,6 +19,7 @@ class Pass:
     rungs: dict[str, str]
     final: dict[str, str]  # the kernels that take every problem
     below: tuple[str, str, str]  # stage, kernel and label of the fp32 kernel that the ladder begins with
+    page: str  # of its tables
 
 
 FORWARD = Pass(
@@ -27,14 +28,16 @@ FORWARD = Pass(
      "wgmma": "5 wgmma, TMA", "ring": "6 ring of barriers", "specialised": "7 specialised warps",
      "lock": "8 ping-pong", "no_lock": "8 without the lock", "overlap": "9 overlap", "rows": "10 row by row",
      "persistent": "11 persistent", "hopper": "12 longest first"},
-    {"hopper": "hopper", "fa2": "fa2 (mma.sync)"}, ("stage04", "register_tiled", "04, fp32"))
+    {"hopper": "hopper", "fa2": "fa2 (mma.sync)"}, ("stage04", "register_tiled", "04, fp32"),
+    "README.md")
 BACKWARD = Pass(
     "backward", "backward_", "The backward",
     {"mma": "1 tensor cores", "swizzle": "2 cp.async, swizzle", "two_kernels": "3 wgmma, two kernels",
      "fused": "4 one kernel, five products", "bulk": "5 dQ by the copy engine", "early": "6 early scores",
-     "hopper": "7 no pass after it"},
+     "at_once": "7 P at once",
+     "late": "8 dQ a step late", "hopper": "9 shapes, no mask"},
     {"hopper": "hopper", "two_kernels": "two_kernels (same bits)", "swizzle": "swizzle (mma.sync)"},
-    ("stage05", "two_kernels", "05, fp32"))
+    ("stage05", "two_kernels", "05, fp32"), "backward/README.md")
 PEERS = {"cudnn": "cuDNN", "fa2": "FlashAttention-2, PyTorch"}
 KERNELS = Path(__file__).resolve().parents[1] / "results" / "kernels.json"
 LADDER: dict[str, object] = {"N": 4096, "d": 128, "causal": 0}
@@ -65,8 +68,8 @@ def lengths(r: Results, p: Pass) -> list[float | str]:
     return sorted({row.keys["N"] for row in r.select(stage="peer", what=p.what, variant="cudnn")})
 
 
-def table(name: str, header: Sequence[str], lines: Sequence[Sequence[str]]) -> Table | None:
-    return Table(name, header, lines) if lines else None
+def table(p: Pass, name: str, header: Sequence[str], lines: Sequence[Sequence[str]]) -> Table | None:
+    return Table(name, header, lines, p.page) if lines else None
 
 
 # ---------------------------------------------------------------- charts
@@ -129,7 +132,7 @@ def ratios(r: Results, p: Pass, chip: str) -> Table | None:
                      for n in lengths(r, p)]
             if any(cell != "–" for cell in cells):
                 lines.append([f"{d}", MASK[causal], label, *cells])
-    return table(f"{p.prefix}ratios_{chip}",
+    return table(p, f"{p.prefix}ratios_{chip}",
                  ["d", "mask", "speed relative to cuDNN", *(f"N {n:g}" for n in lengths(r, p))], lines)
 
 
@@ -148,8 +151,8 @@ def errors(r: Results, p: Pass) -> Table | None:
                     else ["–", "–"]
             if cells[0] != "–":
                 lines.append([f"{d}", label, *cells])
-    return table(f"{p.prefix}errors", ["d", "N 4096, no mask", "bf16: error / 10⁻³", "TFLOP/s", "fp16: error / 10⁻³",
-                                       "TFLOP/s"], lines)
+    return table(p, f"{p.prefix}errors", ["d", "N 4096, no mask", "bf16: error / 10⁻³", "TFLOP/s",
+                                          "fp16: error / 10⁻³", "TFLOP/s"], lines)
 
 
 def groups(r: Results, p: Pass) -> Table | None:
@@ -163,7 +166,7 @@ def groups(r: Results, p: Pass) -> Table | None:
                  if n in rival and n in by else "–" for n in lengths(r, p)]
         if any(cell != "–" for cell in cells):
             lines.append([f"{d}", MASK[causal], *cells])
-    return table(f"{p.prefix}groups", ["d", "mask", *(f"N {n:g}" for n in lengths(r, p))], lines)
+    return table(p, f"{p.prefix}groups", ["d", "mask", *(f"N {n:g}" for n in lengths(r, p))], lines)
 
 
 def steps(r: Results) -> Table | None:
@@ -178,7 +181,7 @@ def steps(r: Results) -> Table | None:
                 lines.append([label, chip, f"{1e3 * median(some, 'time'):.3f}",
                               significant(1e-12 * median(some, "flops")),
                               f"{ratio(rival, some, 'time').mid:.2f}" if rival else "–"])
-    return table("steps", ["a step by", "chip", "ms", "TFLOP/s", "speed relative to cuDNN"], lines)
+    return table(BACKWARD, "steps", ["a step by", "chip", "ms", "TFLOP/s", "speed relative to cuDNN"], lines)
 
 
 def ptxas() -> Table:

@@ -163,6 +163,44 @@ class GpuBackward : public GpuTest {};
 
 // ---- the choice ----
 
+TEST(BackwardCapability, OfTheBestKernel) {
+  Problem p;
+  for (Int d : {64, 128, 200}) {
+    p.d = d;
+    for (int here : {80, 86, 100})
+      for (bool deterministic : {false, true})
+        EXPECT_EQ(optimized::chosen(p, BackwardKernel::best, deterministic, here),
+                  BackwardKernel::swizzle);
+    EXPECT_EQ(optimized::chosen(p, BackwardKernel::best, false, 90),
+              d <= 128 ? BackwardKernel::hopper : BackwardKernel::two_kernels);
+    EXPECT_EQ(optimized::chosen(p, BackwardKernel::best, true, 90), BackwardKernel::two_kernels);
+  }
+}
+
+// Who is named is taken, even where it cannot run; but hopper is no kernel for d > 128.
+TEST(BackwardCapability, OfAKernelThatIsNamed) {
+  Problem p;
+  for (Int d : {64, 128, 200})
+    for (int here : {80, 86, 90, 100})
+      for (bool deterministic : {false, true})
+        for (const BackwardRung& r : rungs()) {
+          p.d = d;
+          const bool wide = r.kernel == BackwardKernel::hopper && d > 128;
+          EXPECT_EQ(optimized::chosen(p, r.kernel, deterministic, here),
+                    wide ? BackwardKernel::two_kernels : r.kernel)
+              << r.name << ", d = " << d;
+        }
+}
+
+TEST(BackwardCapability, ThatARungWants) {
+  for (const BackwardRung& r : rungs())
+    for (int here : {75, 80, 86, 90, 100}) {
+      const bool takes = r.capability == 90 ? here == 90 : here >= 80;
+      EXPECT_EQ(optimized::wrong_capability(r.name, r.capability, here).empty(), takes)
+          << r.name << " on " << here;
+    }
+}
+
 TEST_F(GpuBackward, SaysWhichKernelItChose) {
   for (Int d : {8, 64, 128, 200}) {
     BackwardCase<bf16> c(spec(65, 130, d, Causal::top_left));
@@ -245,6 +283,24 @@ TEST_F(GpuBackward, TheRungsAgree) {
       EXPECT_EQ(c.verdict(), "") << r.name;
     }
   }
+}
+
+// Small, for compute-sanitizer: a few steps over ragged tiles, with every kind of mask. Of each
+// kernel all head dimensions for which it is compiled.
+TEST_F(GpuBackward, EveryRungOnRaggedTiles) {
+  for (Causal mask : masks)
+    for (Int d : {64, 128, 200}) {
+      const Int Nq = mask == Causal::bottom_right ? 200 : 70;  // rows that see nothing, or keys
+      Spec s = spec(Nq, 270 - Nq, d, mask);
+      s.p.Hq = 2;
+      BackwardCase<bf16> c(s);
+      for (const BackwardRung& r : rungs()) {
+        const bool takes = d == 128 || (d == 64 ? r.d64 : r.whole_contract);
+        if (!takes || !unavailable(r.kernel).empty()) continue;
+        run(c, r.kernel);
+        EXPECT_EQ(c.verdict(), "") << r.name << ", " << s.name();
+      }
+    }
 }
 
 // ---- against others ----

@@ -61,8 +61,7 @@ struct Case {
   const Backward<T> t{tensor(1), tensor(2), tensor(3), tensor(4), tensor(5),
                       LSE(),     tensor(6), tensor(7), tensor(8)};
   const optimized::Passed passed{room<float>(all_rows), room<float>(all_rows),
-                                 room<float>(all_rows* optimized::Passed::padded(p.d)),
-                                 room<unsigned>(all_rows / 64), rows};
+                                 room<float>(all_rows* optimized::Passed::padded(p.d)), rows};
   void launch() { optimized::FA_LAUNCH_RUNG(p, t, float(p.softmax_scale()), passed, nullptr); }
 #else
   const Forward<T> t{tensor(1), tensor(2), tensor(3), tensor(4), nullptr};

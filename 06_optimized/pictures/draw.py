@@ -1,16 +1,18 @@
-"""Draws the pictures of this chapter.
+"""Draws the pictures of this chapter, both halves.
 
     python3 06_optimized/pictures/draw.py
 
 Bars of time are drawn from the counts of the chapter (cycles for 64 rows by 128 keys, d = 128: 512 for each product,
-512 for the exponentials), not from measurements.
+512 for the exponentials), not from measurements; those of the backward from the order of its code, backward_step().
 """
 
 from __future__ import annotations
 
 import heapq
+from collections.abc import Iterator
 from html import escape
 from pathlib import Path
+from typing import Any
 
 HERE = Path(__file__).resolve().parent
 BLUE, ORANGE, GREEN, RED, PURPLE, GREY = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#8a8a8a"
@@ -841,6 +843,278 @@ def order() -> None:
     p.text(198, 333, "head 1; the number: blocks of keys that the tile sees", 12)
     p.write()
 
+# ---------------------------------------------------------------- the backward
+
+
+def backward_owners() -> None:
+    p = Picture(
+        "backward_owners",
+        "Five products, and who owns their sums",
+        "S and dP are products of the operands of a tile of queries and a tile of keys. P goes from registers into dV,"
+        " dS from registers into dK; both sums stay in the registers of the block that owns the keys. Only dS goes"
+        " through shared memory, into dQ, whose pieces from all blocks of keys are added up in the L2 cache.",
+        "One step of rungs 4 to 9: five products, three sums",
+        366,
+    )
+    p.text(150, 66, "two products …", 13, "middle", bold=True)
+    p.text(345, 66, "… and their P, dS …", 13, "middle", bold=True)
+    p.text(607, 66, "… into three sums", 13, "middle", bold=True)
+    for y, first, second, score, weight, into, sum_, note in (
+        (82.0, "K_j", "Q_i", "Sᵀ", "Pᵀ", "dO_i", "dV_j", "all queries, one owner"),
+        (162.0, "V_j", "dO_i", "dPᵀ", "dSᵀ", "Q_i", "dK_j", "all queries, one owner"),
+    ):
+        p.box(24, y, 56, 40, PURPLE, 0.3, first, 14)
+        p.text(90, y + 25, "·", 16, "middle")
+        p.box(100, y, 56, 40, PURPLE, 0.3, second, 14)
+        p.arrow(160, y + 20, 192, y + 20)
+        p.box(196, y, 56, 40, BLUE, 0.35, score, 14)
+        p.arrow(256, y + 20, 312, y + 20)
+        p.box(316, y, 56, 40, BLUE, 0.35, weight, 14)
+        p.text(386, y + 25, "·", 16, "middle")
+        p.box(398, y, 56, 40, PURPLE, 0.3, into, 14)
+        p.arrow(460, y + 20, 506, y + 20)
+        p.box(510, y, 64, 40, BLUE, 0.6, "+ " + sum_, 14)
+        p.text(584, y + 17, "registers", 12)
+        p.text(584, y + 33, note, 11, fill=MUTED)
+    p.text(284, 96, "exp", 11, "middle", fill=MUTED)
+    p.text(284, 120, "LSE_i", 11, "middle", fill=MUTED)
+    p.text(284, 176, "dP − D_i", 11, "middle", fill=MUTED)
+    p.text(284, 200, "times P", 11, "middle", fill=MUTED)
+    p.arrow(344, 126, 344, 158)
+    p.arrow(344, 206, 344, 238)
+    p.text(352, 226, "transposed, for all of the block's keys", 11, fill=MUTED)
+    p.box(316, 242, 56, 40, PURPLE, 0.3, "dS", 14)
+    p.text(386, 267, "·", 16, "middle")
+    p.box(398, 242, 56, 40, PURPLE, 0.3, "K_j", 14)
+    p.arrow(460, 262, 506, 262)
+    p.box(510, 242, 64, 40, ORANGE, 0.55, "+ dQ_i", 14)
+    p.text(584, 259, "memory, added up in L2", 12)
+    p.text(584, 275, "all keys: a piece from every block", 11, fill=MUTED)
+    for x, colour, words in ((24, PURPLE, "shared memory"), (160, BLUE, "registers"), (264, ORANGE, "L2 cache")):
+        p.box(x, 308, 16, 13, colour, 0.5)
+        p.text(x + 22, 319, words, 12)
+    p.text(
+        24,
+        350,
+        "K_j and V_j stay for the whole walk over the queries; Q_i and dO_i come by. Two kernels would make"
+        " S and dP twice.",
+        12,
+        fill=MUTED,
+    )
+    p.write()
+
+
+def backward_roof() -> None:
+    p = Picture(
+        "backward_roof",
+        "Cycles of the units of an SM for a step of the backward",
+        "For d = 64 and 128: tensor cores 2560 and 2560 cycles, shared memory 3072 and 3072, issue slots 1300 and 800,"
+        " exponentials 1024 and 512.",
+        "A step of rung 9: cycles of each unit of an SM",
+        330,
+    )
+    left, scale, y = 176.0, 0.158, 62.0
+    # operands of S and dP, of dV and dK, of dQ; Q and dO arrive; dS; dQ in and out; LSE2 and D
+    shared = {64: (768, 512, 512, 256, 256, 512, 256), 128: (1024, 512, 512, 256, 128, 512, 128)}
+    short = ("S, dP", "dV, dK", "dQ", "TMA", "dS", "dQ out", "L, D")
+    for d, issue, exponentials in ((64, 1300, 1024), (128, 800, 512)):
+        p.text(24, y + 14, f"d = {d}", 14, bold=True)
+        for name, colour, cycles in (
+            ("tensor cores", BLUE, 2560),
+            ("shared memory", PURPLE, sum(shared[d])),
+            ("issue slots, about", GREY, issue),
+            ("exponentials", ORANGE, exponentials),
+        ):
+            p.text(left - 8, y + 13, name, 12, "end")
+            if colour == PURPLE:
+                x = left
+                for part, label in zip(shared[d], short):
+                    p.box(x, y, part * scale, 18, colour, 0.5, label if part > 200 else "", 10)
+                    x += part * scale
+            else:
+                p.box(left, y, cycles * scale, 18, colour, 0.55)
+            p.text(left + cycles * scale + 6, y + 13, f"{cycles:,}", 12)
+            y += 22
+        p.text(24, y - 54, "128 × 128" if d == 64 else "64 × 128", 11, fill=MUTED)
+        y += 18
+    p.text(
+        24,
+        292,
+        "Of shared memory: operands of the products; Q and dO arrive (TMA); dS is written; dQ passes through its",
+        12,
+        fill=MUTED,
+    )
+    p.text(24, 308, "buffer; L and D are read. Tiles: queries × keys.", 12, fill=MUTED)
+    p.write()
+
+
+def backward_step(rung: int, steps: int) -> tuple[list[tuple[float, float, str, int]], list[list[Bar]]]:
+    """What the tensor cores and the two groups do when, if products are taken up in the order in which they are
+    issued and everything takes as long as DURATION says. Order and waits are those of the rungs' code."""
+
+    def program(g: int) -> Iterator[tuple[str, Any, Any]]:
+        if g == 1 and rung == 8:
+            yield "work", 500, ""  # out of step by half a softmax, as they come to be
+        if rung >= 6:
+            yield "issue", "S", 0
+        for n in range(steps):
+            if rung < 6:
+                yield "issue", "S", n
+            elif n:
+                yield "wait", "dK", n - 1
+            yield from (("wait", "S", n), ("issue", "dP", n)) if rung >= 6 else (("issue", "dP", n), ("wait", "S", n))
+            yield "work", DURATION["P"], "P"
+            if rung >= 7:
+                yield "issue", "dV", n
+            if rung == 8 and n:
+                yield "other", n - 1, ""
+            yield "wait", "dP", n
+            yield "work", DURATION["dS"], "dS"
+            yield "tell", n, ""
+            if rung < 7:
+                yield "issue", "dV", n
+            if rung < 8:
+                yield "other", n, ""
+            if rung < 8 or n:
+                yield "issue", "dQ", n
+            yield "issue", "dK", n
+            yield "wait", "dV", n
+            if rung < 8 or n:
+                yield "wait", "dQ", n
+                yield "work", DURATION["out"], "out"
+            if rung < 6:
+                yield "wait", "dK", n
+            elif n + 1 < steps:
+                yield "issue", "S", n + 1
+
+    tensor: list[tuple[float, float, str, int]] = []
+    groups: list[list[Bar]] = [[], []]
+    ends: dict[tuple[int, str, int], float] = {}
+    told: dict[tuple[int, int], float] = {}
+    waiting: dict[int, int] = {}
+    programs, free = [program(0), program(1)], 0.0
+    queue = [(0.0, 0), (0.0, 1)]
+    while queue:
+        t, g = heapq.heappop(queue)
+        op = next(programs[g], None)
+        if op is None:
+            continue
+        kind, what, n = op
+        if kind == "issue":
+            begin = max(t, free)
+            free = ends[g, what, n] = begin + DURATION["product"]
+            tensor.append((begin, free, what, g))
+            t += 1e-3
+        elif kind == "wait":
+            t = max(t, ends[g, what, n])
+        elif kind == "work":
+            if n:
+                groups[g].append((t, t + what, "AB"[g], "dQ out" if n == "out" else n))
+            t += what
+        elif kind == "tell":
+            told[g, what] = t
+            if waiting.get(1 - g) == what:
+                del waiting[1 - g]
+                heapq.heappush(queue, (t, 1 - g))
+        elif (1 - g, what) not in told:  # the other group has not come so far
+            waiting[g] = what
+            continue
+        heapq.heappush(queue, (t, g))
+    return tensor, groups
+
+
+DURATION = {"product": 256, "P": 640, "dS": 512, "out": 384}
+
+
+def backward_steps() -> None:
+    p = Picture(
+        "backward_steps",
+        "A step of rungs 5 to 8",
+        "Bars of the tensor cores and of two warpgroups. In rung 5 the tensor cores idle under P and under dS of both"
+        " groups, 3200 cycles a step; with S issued early 2944; with P multiplied at once 2688; with dQ one step late"
+        " the groups are out of step and the tensor cores never idle, 2560.",
+        "Rungs 5 to 8: where the tensor cores idle",
+        548,
+    )
+    left, scale, window = 112.0, 0.1075, 5800.0
+    colours = (BLUE, ORANGE)
+    y = 58.0
+    for rung, name in (
+        (5, "rung 5: everything in turn"),
+        (6, "rung 6: the next S behind dK"),
+        (7, "rung 7: dV as soon as P is there"),
+        (8, "rung 8: dQ one step late, no meeting"),
+    ):
+        tensor, groups = backward_step(rung, 12)
+        begins = [bar[0] for bar in groups[0] if bar[3] == "P"]
+        begin, step = begins[6] - 40, (begins[9] - begins[6]) / 3
+        p.text(24, y, f"{name}: {step:,.0f} cycles a step", 13, bold=True)
+        rows = [("tensor cores", [(b, e, "AB"[g], what) for b, e, what, g in tensor]),
+                ("group A", groups[0]), ("group B", groups[1])]
+        for k, (label, bars) in enumerate(rows):
+            top = y + 9 + 25 * k
+            p.text(left - 8, top + 15, label, 12, "end")
+            at = begin
+            for b, e, who, what in [*sorted(bars), (begin + window, begin + window, "", "")]:
+                b, e = min(max(b, begin), begin + window), min(e, begin + window)
+                if e <= begin and who:
+                    continue
+                if b - at > 1 and k == 0:
+                    p.box(left + (at - begin) * scale, top, (b - at) * scale, 21, "#bbbbbb", dashed=True)
+                if e > b:
+                    width = (e - b) * scale
+                    p.box(left + (b - begin) * scale, top, width, 21, colours["AB".index(who)], 0.45,
+                          what if width > 6 * len(what) else "", 10 if k == 0 else 11)
+                at = max(at, e)
+        y += 113
+    p.box(24, 499, 16, 13, BLUE, 0.45)
+    p.text(46, 510, "group A", 12)
+    p.box(110, 499, 16, 13, ORANGE, 0.45)
+    p.text(132, 510, "group B", 12)
+    p.box(196, 499, 16, 13, "#bbbbbb", dashed=True)
+    p.text(218, 510, "tensor cores idle", 12)
+    p.text(24, 528, "Order and waits are the code's. The lengths are assumed: 256 for a product, 640 for P, 512 for dS,"
+           " 384 for dQ's way out.", 12, fill=MUTED)
+    p.write()
+
+
+def backward_block() -> None:
+    p = Picture(
+        "backward_block",
+        "How a block of dQ's sums lies in memory",
+        "Left: a block of 64 rows and 64 columns as a warpgroup holds it; thread 9 has two numbers of row 2 and two of"
+        " row 10 in each eight columns. Right: the same block in memory, eight runs of 2 KiB, one for each eight"
+        " columns; in each, thread t has the 16 bytes at 16 t.",
+        "A block of dQ, 64 × 64 fp32: as threads hold it, as memory has it",
+        356,
+    )
+    x0, y0, w, h = 84.0, 92.0, 32.0, 11.0
+    shades = [BLUE, ORANGE] * 4
+    p.text(x0 + 4 * w, 68, "rows and columns", 13, "middle", bold=True)
+    for j in range(8):
+        p.text(x0 + w * (j + 0.5), 86, f"{8 * j}", 11, "middle", fill=MUTED)
+        for r in range(16):
+            p.box(x0 + w * j, y0 + h * r, w, h, shades[j], 0.14)
+        for r in (2, 10):
+            p.box(x0 + w * j + w / 4, y0 + h * r, w / 4, h, RED, 0.8)
+    for r, words in ((0, "row 0"), (2, "row 2"), (10, "row 10"), (15, "row 15")):
+        p.text(x0 - 8, y0 + h * (r + 0.9), words, 11, "end", bold=r in (2, 10))
+    p.text(x0 + 4 * w, y0 + 16 * h + 18, "warp 0; warps 1, 2, 3 have rows 16 to 63", 12, "middle", fill=MUTED)
+    p.text(x0 + 4 * w, y0 + 16 * h + 36, "red: thread 9 = 4 · 2 + 1", 12, "middle", fill=RED)
+    x1, run = 436.0, 240.0
+    p.text(x1 + run / 2, 68, "memory", 13, "middle", bold=True)
+    for j in range(8):
+        y = y0 + 24.0 * j
+        p.box(x1, y, run, 20, shades[j], 0.22)
+        p.box(x1 + run * 9 / 128, y, max(run / 128, 3), 20, RED, 0.8)
+        p.text(x1 - 8, y + 14, f"columns {8 * j} –", 11, "end")
+        p.text(x1 + run + 8, y + 14, f"+ {2 * j} KiB", 11)
+    p.text(x1 + run / 2, y0 + 8 * 24 + 14, "128 threads × 16 bytes", 12, "middle", fill=MUTED)
+    p.text(24, 326, "Number i of thread t is at i / 4 · 512 + t · 4 + i mod 4. A warp adds 512 bytes in a row, the copy"
+           " engine all 16 KiB in one", 12, fill=MUTED)
+    p.text(24, 342, "piece; the pass after the kernel puts rows and columns back.", 12, fill=MUTED)
+    p.write()
+
 
 def main() -> None:
     for draw in (
@@ -858,6 +1132,10 @@ def main() -> None:
         overlap,
         persistent,
         order,
+        backward_owners,
+        backward_roof,
+        backward_steps,
+        backward_block,
     ):
         draw()
 

@@ -19,8 +19,12 @@ for tests in "$build"/0?_*/stage0?_on_gpu_tests; do
   stage=$(printf '%s' "$name" | cut -c6-7)
   case " ${*:-$stage} " in *" $stage "*) ;; *) continue ;; esac
   list=$filter
-  # Twelve kernels: the rungs on masks and groups, the two of the whole contract on what else there is.
-  [ "$stage" != 06 ] || list='*.Heads:*.MaskedRows:fa2.Layouts:fa2.KeyLengths:hopper.Layouts:hopper.KeyLengths'
+  # Both ladders: the rungs on masks, groups and ragged tiles, the kernels of the whole contract on what else there is.
+  [ "$stage" != 06 ] || {
+    list='*.Heads:*.MaskedRows:fa2.Layouts:fa2.KeyLengths:hopper.Layouts:hopper.KeyLengths'
+    list="$list:GpuBackward.EveryRungOnRaggedTiles:backward_swizzle.BackwardKeyLengths"
+    list="$list:backward_two_kernels.BackwardKeyLengths:backward_hopper.BackwardKeyLengths"
+  }
   for tool in memcheck racecheck initcheck synccheck; do
     runs=$((runs + 1))
     if FA_REQUIRE_GPU=1 compute-sanitizer --tool "$tool" --error-exitcode 9 --print-limit 3 \

@@ -48,9 +48,9 @@ def figures(stage: Path, results: Results) -> list[Chart | Table]:
 
 
 def recorded(stage: Path) -> list[Path]:
-    """A file for each machine; what the compiler said and what block did what when are other things."""
-    others = ("kernels.json", "timeline.json")
-    return sorted(path for path in (stage / "results").glob("*.json") if path.name not in others)
+    """A file for each machine; what the compiler said, what block did what when, and variants are other things."""
+    others = re.compile(r"(kernels|timeline|ab)(_\w+)?\.json")
+    return sorted(path for path in (stage / "results").glob("*.json") if not others.fullmatch(path.name))
 
 
 def with_table(text: str, table: Table, readme: Path, caption: str) -> str:

@@ -261,7 +261,8 @@ class Drawing(WithStage):
 
     def test_a_table_may_say_where_it_comes_from(self) -> None:
         shutil.copy(GOLDEN / "results.json", self.stage / "results" / "example-cpu.json")
-        (self.stage / "results" / "kernels.json").write_text('{"kernels": []}')  # no machine's file
+        for name in ("kernels", "timeline", "timeline_backward", "ab", "ab_backward"):  # no machine's file
+            (self.stage / "results" / f"{name}.json").write_text('{"kernels": []}')
         source = self.stage / "check" / "charts.py"
         source.write_text("from figure import Table\ndef charts(r):\n"
                           "    return [Table('cost', ['N'], [['1']], caption='What the compiler said.')]\n")

@@ -42,10 +42,11 @@ def main() -> int:
         words = len(text.split())
         if words > 3000:  # about 2,500 of running text, with hints and answers; tables and code not counted
             problems.append(f"{stage.name}/README.md: {words} words; a chapter is read in one sitting")
-    timeline = ROOT / "06_optimized" / "check" / "timeline.py"  # its rules must fit the rungs
-    check = subprocess.run([sys.executable, str(timeline), "check"], capture_output=True, text=True, check=False)
-    if check.returncode:
-        problems.append(check.stderr.strip())
+    for tool in ("timeline.py", "ab.py"):  # their rules and changes must fit the rungs
+        command = [sys.executable, str(ROOT / "06_optimized" / "check" / tool), "check"]
+        check = subprocess.run(command, capture_output=True, text=True, check=False)
+        if check.returncode:
+            problems.append(check.stderr.strip())
     for problem in problems:
         print(problem)
     print(f"{len(pages())} pages, {len(problems)} problems")

@@ -19,7 +19,7 @@ expect 2 "unknown stage '1'" ./learn test 1
 expect 2 "one stage or none" ./learn test 00 01
 expect 2 "needs a stage" ./learn bench
 expect 2 "no skeleton 06_optimized/exercise/2_cp_async.cu" ./learn practice 06 2_cp_async.cu
-expect 2 "no skeleton 06_optimized/exercise/mma.cu; there are: forward/1_mma.cu" ./learn practice 06 mma.cu
+expect 2 "no skeleton 06_optimized/exercise/mma.cu; there are: backward/1_mma.cu" ./learn practice 06 mma.cu
 expect 2 "no option '--fast'" ./learn charts --fast
 expect 2 "unknown stage '7'" ./learn charts 7
 expect 2 "sweep has no option '--record'" ./learn sweep --only 04 --record

@@ -1,0 +1,330 @@
+// Generated from ../../backward/7_at_once.cu. To fill in the TODOs: ./learn practice 06
+// Rung 7: P is multiplied at once.
+//
+// The idea: dV needs P and dO, but not dP. In the rungs before it is issued behind dS, when all
+// that a step computes is there; until then the tensor cores have finished dP and wait. Here dV is
+// issued as soon as P is rounded: it runs while the group subtracts, multiplies, rounds and stores
+// dS. Nothing is added, four lines move.
+//
+// What should change: the arithmetic of dS, a quarter of a step, lies under a product.
+//
+// Measured: (pending)
+#include "06_optimized/backward.hpp"
+#include "06_optimized/ptx/mma.cuh"
+#include "06_optimized/ptx/tma.cuh"
+#include "06_optimized/ptx/wgmma.cuh"
+
+namespace fa::optimized {
+namespace {
+
+using T = __nv_bfloat16;
+
+constexpr int D = 128, groups = 2, Bc = 64 * groups, Br = 64, stages = 2;
+constexpr int threads = 128 * (groups + 1);  // a warpgroup that moves data, two that compute
+
+struct Shared {
+  alignas(1024) T K[Bc * D], V[Bc * D];
+  alignas(1024) T Q[stages][Br * D], dO[stages][Br * D];
+  alignas(1024) T dS[2][Br * Bc];
+  alignas(128) float dQ[groups][Br * D / groups];
+  alignas(128) float LSE2[stages][Br], D_i[stages][Br];
+  Barrier KV_full, Q_full[stages], Q_free[stages], dO_full[stages], dO_free[stages];
+};
+
+struct Maps {
+  CUtensorMap Q, K, V, dO, dK, dV;
+};
+
+// The numbered barriers: where the two groups meet, and two for each group's buffer of dQ.
+constexpr int meeting = 1, dQ_free = 2, dQ_full = 2 + groups;
+
+// The keys of this block, and a walk over the queries that see them: from the first such block of
+// queries to the last, in one head of the group after the other.
+struct Place {
+  int b, j0;         // batch, first key
+  int first, Nq;     // the queries of each head, first a multiple of Br
+  int h, i0, steps;  // where the walk is; how many steps it has
+
+  __device__ Place(const Problem& p, int section) {
+    const int tiles = int((p.Nk + Bc - 1) / Bc), heads = int(p.B * p.Hkv);
+    const int begin = int(blockIdx.x) / (section * tiles) * section;
+    const int rest = int(blockIdx.x) - begin * tiles, here = min(section, heads - begin);
+    const int head = begin + rest % here, group = int(p.Hq / p.Hkv);
+    b = head / int(p.Hkv);
+    j0 = rest / here * Bc;
+    Nq = int(p.Nq);
+    first = int(Mask(p, b).first_row(j0)) / Br * Br;
+    h = head % int(p.Hkv) * group;
+    i0 = first;
+    steps = (Nq - first + Br - 1) / Br * group;
+  }
+  __device__ void next() {
+    i0 += Br;
+    if (i0 < Nq) return;
+    i0 = first;
+    ++h;
+  }
+  // The row of LSE2, D and dQ where this step's rows begin.
+  __device__ std::int64_t row(const Problem& p, const Passed& passed) const {
+    return (b * p.Hq + h) * passed.rows + i0;
+  }
+};
+
+// ---- the warps that move data ----
+
+// Br rows of X, which is Q or dO, and their statistic, LSE2 or D: one barrier counts both.
+__device__ void bring(T* X, const CUtensorMap& map, float* statistic, const float* from,
+                      Barrier* full, const Place& at) {
+  arrive_expecting(full, Br * (D * int(sizeof(T)) + int(sizeof(float))));
+#pragma unroll
+  for (int x = 0; x < D; x += 64) tma_load(X + x * Br, map, full, x, at.i0, at.h, at.b);
+  bulk_load(statistic, from, Br * int(sizeof(float)), full);
+}
+
+__device__ void load(Shared& shared, const Maps& maps, const Problem& p, const Passed& passed,
+                     Place at) {
+  const int hk = int(p.key_head(at.h));
+  arrive_expecting(&shared.KV_full, 2 * Bc * D * int(sizeof(T)));
+#pragma unroll
+  for (int x = 0; x < D; x += 64) {
+    tma_load(shared.K + x * Bc, maps.K, &shared.KV_full, x, at.j0, hk, at.b);
+    tma_load(shared.V + x * Bc, maps.V, &shared.KV_full, x, at.j0, hk, at.b);
+  }
+  Ring<stages> q;
+  for (int n = 0; n < at.steps; ++n, at.next(), q.next()) {
+    const std::int64_t row = at.row(p, passed);
+    wait(&shared.Q_free[q.at], q.phase ^ 1);
+    bring(shared.Q[q.at], maps.Q, shared.LSE2[q.at], passed.LSE2 + row, &shared.Q_full[q.at], at);
+    wait(&shared.dO_free[q.at], q.phase ^ 1);
+    bring(shared.dO[q.at], maps.dO, shared.D_i[q.at], passed.D + row, &shared.dO_full[q.at], at);
+  }
+}
+
+// One warp for each group's half of dQ: adds it up in global memory.
+__device__ void push(Shared& shared, const Problem& p, const Passed& passed, Place at, int group) {
+  float* dQ = shared.dQ[group];
+#pragma unroll 1
+  for (int n = 0; n < at.steps; ++n, at.next()) {
+    arrive(dQ_free + group, 128 + 32);  // the first time at once: nothing is in it yet
+    sync(dQ_full + group, 128 + 32);
+    if (elected()) {
+      bulk_add(passed.dQ + at.row(p, passed) * D + group * Br * 64, dQ, int(sizeof shared.dQ[0]));
+      tma_commit();
+      tma_wait_read();
+    }
+    __syncwarp();
+  }
+}
+
+// ---- the warpgroups that compute, 64 keys each ----
+// S, P, dP and dS are held transposed, a row for each key. So a thread's keys are r = 0 (lane / 4)
+// and r = 1 (8 below), and its queries go with i: 8 (i / 4) + 2 (lane % 4) + i % 2.
+
+// P_ij = 0 where query i does not see key j; hidden[r] counts hidden queries from the thread's
+// first.
+__device__ void hide(float (&P)[Br / 2], const int (&hidden)[2]) {
+#pragma unroll
+  for (int i = 0; i < Br / 2; ++i)
+    if (8 * (i / 4) + i % 2 < hidden[i / 2 % 2]) P[i] = 0;
+}
+
+// As A of the next product.
+__device__ void round_to(std::uint32_t (&A)[Br / 16][4], const float (&X)[Br / 2]) {
+#pragma unroll
+  for (int j = 0; j < Br / 16; ++j)
+#pragma unroll
+    for (int k = 0; k < 4; ++k) A[j][k] = rounded_pair<T>(X[8 * j + 2 * k], X[8 * j + 2 * k + 1]);
+}
+
+// A warp's 16 rows of dK or dV, into boxes of 64 columns and Bc rows.
+__device__ void stage(T* to, const float (&X)[D / 2], int lane) {
+#pragma unroll
+  for (int x = 0; x < D / 16; ++x) {
+    std::uint32_t fragment[4];
+#pragma unroll
+    for (int k = 0; k < 4; ++k)
+      fragment[k] = rounded_pair<T>(X[8 * x + 2 * k], X[8 * x + 2 * k + 1]);
+    stmatrix(to + x / 4 * Bc * 64 + swizzled_chunk(lane % 16, 2 * (x % 4) + lane / 16), fragment);
+  }
+}
+
+__device__ void compute(Shared& shared, const Maps& maps, const Problem& p, float scale, Place at) {
+  const int group = uniform(threadIdx.x / 128) - 1, thread = threadIdx.x % 128;
+  const int warp = thread / 32, lane = thread % 32;
+  const bool leader = thread == 0;
+  const float c = scale * 1.4426950408889634f;  // exp(scale x) = 2^(c x)
+  const int hk = int(p.key_head(at.h));
+  T* K = shared.K + group * 64 * 64;  // the group's keys, of each box of 64 columns
+  T* V = shared.V + group * 64 * 64;
+
+  // The first query that sees the thread's key r, and the first that sees all keys of the group
+  const Mask mask(p, at.b);
+  const int j = at.j0 + 64 * group, row = 16 * warp + lane / 4;
+  const int seen[2] = {int(mask.first_row(j + row)), int(mask.first_row(j + row + 8))};
+  const int seen_all = int(mask.first_row(j + 63));
+
+  float dK[D / 2] = {}, dV[D / 2] = {}, S[Br / 2];
+  settle(dK);
+  settle(dV);
+  Ring<stages> q;
+
+  // S_ij = Q_i K_j^T
+  const auto issue_S = [&] {
+    forget(S);
+    wgmma_fence();
+    multiply_transposed<T, D, Bc, Br>(S, K, shared.Q[q.at]);
+    wgmma_commit();
+  };
+  wait(&shared.KV_full, 0);
+  if (at.steps > 0) wait(&shared.Q_full[0], 0);
+  issue_S();
+
+#pragma unroll 1
+  for (int n = 0; n < at.steps; ++n, at.next()) {
+    const int now = q.at;
+    wgmma_wait<0>(S);  // and dK of the step before
+    if (leader && n > 0) arrive(&shared.Q_free[now ^ 1]);
+
+    // dP_ij = dO_i V_j^T
+    float dP[Br / 2];
+    wait(&shared.dO_full[now], q.phase);
+    wgmma_fence();
+    multiply_transposed<T, D, Bc, Br>(dP, V, shared.dO[now]);
+    wgmma_commit();
+
+    // P_ij = exp(scale S_ij - LSE_i)
+    float P[Br / 2];
+    std::uint32_t rounded_P[Br / 16][4], rounded_dS[Br / 16][4];
+    const auto LSE2 = reinterpret_cast<const float2*>(shared.LSE2[now]) + lane % 4;
+    const auto D_i = reinterpret_cast<const float2*>(shared.D_i[now]) + lane % 4;
+#pragma unroll
+    for (int i = 0; i < Br / 2; i += 2) {
+      const float2 L = LSE2[i / 4 * 4];
+      P[i] = ex2(fmaf(S[i], c, -L.x));
+      P[i + 1] = ex2(fmaf(S[i + 1], c, -L.y));
+    }
+    if (at.i0 < seen_all) {
+      const int first = at.i0 + 2 * (lane % 4), hidden[2] = {seen[0] - first, seen[1] - first};
+      hide(P, hidden);
+    }
+
+    // dV_j += sum_i P_ij dO_i, which needs no dP: it runs under what follows
+    // TODO 06.17: round P, and have it multiplied at once (4 lines)
+
+    // dS_ij = P_ij (dP_ij - D_i); into shared memory as rows of queries, for dQ
+    // TODO 06.18: wait for dP, but not for dV; then dS in place of dP (7 lines)
+    round_to(rounded_dS, dP);
+    const RowChunk to = ldmatrix_by_columns(lane);
+    T* dS = shared.dS[n % 2];  // the other group may still be reading the one before
+#pragma unroll
+    for (int x = 0; x < Br / 16; ++x)
+      stmatrix_transposed(
+          dS + group * Br * 64 + swizzled_chunk(16 * x + to.row, 2 * warp + to.chunk),
+          rounded_dS[x]);
+    fence_async();
+
+    // dQ_i += sum_j dS_ij K_j: of all keys of the block, half of the columns
+    float dQ[Br / 2];
+    sync(meeting, 256);
+    wgmma_fence();
+    multiply<T, Bc, Br>(dQ, dS, shared.K + group * Bc * 64);
+    wgmma_commit();
+
+    // dK_j += sum_i dS_ij Q_i
+    wgmma_fence();
+    multiply_add<T, Br>(dK, rounded_dS, shared.Q[now]);
+    wgmma_commit();
+
+    wgmma_wait<1>(dQ);  // and dV
+    if (leader) arrive(&shared.dO_free[now]);
+    sync(dQ_free + group, 128 + 32);
+#pragma unroll
+    for (int i = 0; i < Br / 2; i += 4)
+      reinterpret_cast<float4*>(shared.dQ[group])[i / 4 * 128 + thread] =
+          make_float4(dQ[i], dQ[i + 1], dQ[i + 2], dQ[i + 3]);
+    fence_async();
+    arrive(dQ_full + group, 128 + 32);
+
+    // S of the next step; after the last one of what happens to lie there, and nobody looks at it.
+    q.next();
+    // TODO 06.19: as soon as its Q is there, and only if there is a next step (2 lines)
+  }
+  wgmma_wait<0>(dK);
+  wgmma_wait<0>(dV);
+
+  // dK scaled, and both leave: a warp's 16 rows by themselves, through what were K and V.
+#pragma unroll
+  for (int i = 0; i < D / 2; ++i) dK[i] *= scale;
+  sync(meeting, 256);  // nobody reads K any more
+  stage(K + 16 * warp * 64, dK, lane);
+  stage(V + 16 * warp * 64, dV, lane);
+  fence_async();
+  __syncwarp();
+  if (lane == 0) {
+#pragma unroll
+    for (int x = 0; x < D; x += 64) {
+      tma_store(maps.dK, K + x * Bc + 16 * warp * 64, x, j + 16 * warp, hk, at.b);
+      tma_store(maps.dV, V + x * Bc + 16 * warp * 64, x, j + 16 * warp, hk, at.b);
+    }
+    tma_commit();
+    tma_wait_read();
+  }
+}
+
+__global__ void __launch_bounds__(threads, 1)
+    at_once_kernel(const __grid_constant__ Maps maps, const __grid_constant__ Problem p,
+                   const __grid_constant__ Passed passed, float scale, int section) {
+  extern __shared__ __align__(1024) unsigned char memory[];
+  auto& shared = *reinterpret_cast<Shared*>(memory);
+  if (threadIdx.x == 0) {
+    init(&shared.KV_full, 1);
+    for (int i = 0; i < stages; ++i) {
+      init(&shared.Q_full[i], 1);
+      init(&shared.Q_free[i], groups);  // one thread of each group says so
+      init(&shared.dO_full[i], 1);
+      init(&shared.dO_free[i], groups);
+    }
+    fence_barriers();
+  }
+  __syncthreads();
+  const Place at(p, section);
+  if (uniform(threadIdx.x / 128) == 0) {
+    give_registers<24>();
+    const int warp = uniform(threadIdx.x / 32);
+    if (warp < groups)
+      push(shared, p, passed, at, warp);
+    else if (warp == groups && elected())
+      load(shared, maps, p, passed, at);
+  } else {
+    take_registers<240>();
+    compute(shared, maps, p, scale, at);
+  }
+}
+
+}  // namespace
+
+template <class T>
+void launch_backward_at_once(const Problem& p, const Backward<T>& t, float scale,
+                             const Passed& passed, cudaStream_t stream) {
+  if (p.Nq == 0 || p.Nk == 0)  // TMA knows no empty tensor
+    return launch_backward_swizzle(p, t, scale, passed, stream);
+  launch_before(p, t, passed, stream);
+  const Maps maps = {
+      tensor_map(t.Q, p.B, p.Hq, p.Nq, D, Br),   tensor_map(t.K, p.B, p.Hkv, p.Nk, D, Bc),
+      tensor_map(t.V, p.B, p.Hkv, p.Nk, D, Bc),  tensor_map(t.dO, p.B, p.Hq, p.Nq, D, Br),
+      tensor_map(t.dK, p.B, p.Hkv, p.Nk, D, 16), tensor_map(t.dV, p.B, p.Hkv, p.Nk, D, 16)};
+  // As many heads a section as fit into 40 MiB of L2: of a query Q, dO and, in fp32, dQ.
+  const std::int64_t heads = p.B * p.Hkv, bytes = p.Hq / p.Hkv * p.Nq * D * (2 + 2 + 4);
+  std::int64_t section = 1;
+  while (2 * section * bytes <= 40 << 20 && section < heads) section *= 2;
+  section = std::min(section, heads);
+  allow_shared_memory(at_once_kernel, sizeof(Shared));
+  const std::int64_t blocks = heads * ((p.Nk + Bc - 1) / Bc);
+  FA_LAUNCH(at_once_kernel, dim3(unsigned(blocks)), dim3(threads), sizeof(Shared), stream, maps, p,
+            passed, scale, int(section));
+  launch_after(p, t, scale, passed, stream);
+}
+template void launch_backward_at_once(const Problem&, const Backward<__nv_bfloat16>&, float,
+                                      const Passed&, cudaStream_t);
+
+}  // namespace fa::optimized
