@@ -5,9 +5,9 @@
 // the keys and adds up dQ. Nobody adds to what is another's: no atomics, the same bits in every
 // run. The price: S and dP are computed twice, seven products where five would do.
 //
-// A thread of the first kernel has columns of S^T = K Q^T, not of S: what a warpgroup holds of P^T
+// The first kernel makes S^T = K Q^T, whose rows are keys, and not S: what a warpgroup holds of P^T
 // is then A of dV += P^T dO without any exchange, as P was A of P V in the forward. Both kernels
-// have the forward's shape: one warp loads, two warpgroups compute.
+// have the forward's shape: one thread loads, two warpgroups compute.
 //
 // For d > 128 the first kernel is another one, in 3_two_kernels_wide.cu.
 //
@@ -57,7 +57,8 @@ __device__ void compute_dkv(KeyShared<Tiles, T>& shared, const Maps& maps, float
     wgmma_commit();
   };
   wait(&shared.KV_full, 0);
-  // Keys past the length may hold anything. Their P is 0, and so is dS = 0 (dP - D) if dP is finite.
+  // Keys past the length may hold anything. Their P is 0, and so is dS = 0 (dP - D) if dP is
+  // finite.
   if (const int here = int(task.mask.length) - j0; task.mask.length < task.mask.Nk && here < 64) {
     for (int e = max(here, 0) * 8 + threadIdx.x % 128; e < 64 * 8; e += 128)
       for (int x = 0; x < D; x += 64)

@@ -2,13 +2,14 @@
 //
 // The idea: in rung 4 each thread adds its part of dQ to global memory with eight instructions, and
 // where their way to the L2 cache is full the warp stands there. Here each warpgroup leaves its
-// half of dQ in a buffer in shared memory and goes on. A spare warp beside the loader asks the copy
-// engine to add the buffer, 16 KB in one piece, and gives it back when it has been read: that is
-// why dQ lies in global memory in the order of the registers. Two numbered barriers for each
-// buffer, "full" and "free", as in a ring of one.
+// half of dQ in a buffer in shared memory and goes on. Two spare warps beside the loader, one for
+// each buffer, ask the copy engine to add it, 16 KB in one piece, and give it back when it has been
+// read: that is why dQ lies in global memory in the order of the registers. Two numbered barriers
+// for each buffer, "full" and "free", as in a ring of one.
 //
-// What should change: little, at most 3 %. The bytes that go to the L2 cache are the same; only
-// those who compute no longer wait for their way.
+// What should change: little, and perhaps for the worse. The bytes that go to the L2 cache are the
+// same, and now they pass through shared memory, 512 cycles more a step. Those who compute no
+// longer wait for their way; but they still wait, in this step, for everything else.
 //
 // Measured: (pending)
 #include "06_optimized/backward.hpp"

@@ -3,9 +3,10 @@
 // The idea: dV needs P and dO, but not dP. In the rungs before it is issued behind dS, when all
 // that a step computes is there; until then the tensor cores have finished dP and wait. Here dV is
 // issued as soon as P is rounded: it runs while the group subtracts, multiplies, rounds and stores
-// dS. Nothing is added, four lines move.
+// dS. Nothing is added: three lines move up, and a wait lets dV run on.
 //
-// What should change: the arithmetic of dS, a quarter of a step, lies under a product.
+// What should change: the arithmetic of dS, a quarter of a step's instructions, lies under a
+// product: 200 cycles of issue, and as much of waiting, of about 4600: 4 to 8 %.
 //
 // Measured: (pending)
 #include "06_optimized/backward.hpp"

@@ -3,11 +3,12 @@
 // The idea: dQ needs dS of both warpgroups, and in the rungs before both wait until the other has
 // written: once in each step the two are brought into line, take their exponentials at the same
 // time, and the tensor cores have nothing to do. But nobody is in a hurry for dQ. Here a group
-// says that its dS is there, goes on, and adds up dQ of the step before, whose dS has been there for
-// long. dS gets a third buffer. The groups may drift apart by up to a step, and one's exponentials
-// come to lie under the other's products.
+// says that its dS is there, goes on, and multiplies dQ of the step before, whose dS has been there
+// for long. dS gets a third buffer. The groups may drift apart by up to a step, and one's
+// exponentials come to lie under the other's products.
 //
-// What should change: no wait for the other group; one product more at the end of each block.
+// What should change: hardly any wait for the other group. But dQ of the last step comes behind the
+// loop, where nothing hides it, 512 cycles a block: 0.7 % of its time at N = 1024, 0.2 % at 4096.
 //
 // Measured: (pending)
 #include "06_optimized/backward.hpp"

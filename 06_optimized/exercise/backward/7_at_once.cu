@@ -4,9 +4,10 @@
 // The idea: dV needs P and dO, but not dP. In the rungs before it is issued behind dS, when all
 // that a step computes is there; until then the tensor cores have finished dP and wait. Here dV is
 // issued as soon as P is rounded: it runs while the group subtracts, multiplies, rounds and stores
-// dS. Nothing is added, four lines move.
+// dS. Nothing is added: three lines move up, and a wait lets dV run on.
 //
-// What should change: the arithmetic of dS, a quarter of a step, lies under a product.
+// What should change: the arithmetic of dS, a quarter of a step's instructions, lies under a
+// product: 200 cycles of issue, and as much of waiting, of about 4600: 4 to 8 %.
 //
 // Measured: (pending)
 #include "06_optimized/backward.hpp"
@@ -306,8 +307,6 @@ __global__ void __launch_bounds__(threads, 1)
 template <class T>
 void launch_backward_at_once(const Problem& p, const Backward<T>& t, float scale,
                              const Passed& passed, cudaStream_t stream) {
-  if (p.Nq == 0 || p.Nk == 0)  // TMA knows no empty tensor
-    return launch_backward_swizzle(p, t, scale, passed, stream);
   launch_before(p, t, passed, stream);
   const Maps maps = {
       tensor_map(t.Q, p.B, p.Hq, p.Nq, D, Br),   tensor_map(t.K, p.B, p.Hkv, p.Nk, D, Bc),
