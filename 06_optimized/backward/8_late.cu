@@ -233,8 +233,8 @@ __device__ void compute(Shared& shared, const Maps& maps, const Problem& p, floa
     multiply_add<T, Br>(dV, rounded_P, shared.dO[now]);
     wgmma_commit();
 
-    // dS_ij = P_ij (dP_ij - D_i); into shared memory as rows of queries, for dQ. The buffer is free:
-    // the other group has written dS of the last step, so it is done with the step before.
+    // dS_ij = P_ij (dP_ij - D_i); into shared memory as rows of queries, for dQ. The buffer is
+    // free: the other group has written dS of the last step, so it is done with the step before.
     if (n > 0) sync(ready + 2 * (group ^ 1) + (n - 1) % 2, 256);
     wgmma_wait<1>(dP);
 #pragma unroll
