@@ -162,7 +162,7 @@ class Case:
     def __init__(self, compare: Any, kernel: str, n: int, d: int, causal: bool) -> None:
         from peers import Call, torch
         self.torch = torch
-        s = compare.Setting.of(n, d, causal, 1, "bf16")
+        s = compare.Setting.of(kernel, n, d, causal, 1, "bf16")
         t = compare.Tensors(s)
         self.causal, self.q, self.k, self.v = causal, t.q, t.k, t.v
         self.results = {"O": torch.empty_like(t.q)}
@@ -173,7 +173,7 @@ class Case:
         self.do = None
         rows = (n + 127) // 128 * 128 * s.batch * s.heads
         if kernel == "backward":
-            self.do = torch.randn_like(t.q)
+            self.do = t.do
             self.o, lse = torch.ops.aten._scaled_dot_product_flash_attention(t.q, t.k, t.v, 0.0, causal)[:2]
             self.o = self.o.contiguous()
             self.lse.copy_(lse[..., :n])
