@@ -11,7 +11,7 @@
 // are at it, of about 4900: 5 to 10 %. With a causal mask more: the blocks that begin last are the
 // shortest, so the slowest SM has 512 steps instead of 548 at N = 4096 (B N = 16,384, 16 heads).
 //
-// Measured: (pending)
+// Measured: 611 TFLOP/s after 594; with a causal mask 519 after 503.
 #include <algorithm>
 
 #include "06_optimized/backward.hpp"

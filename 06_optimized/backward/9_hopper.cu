@@ -12,7 +12,7 @@
 //
 // What should change: 2 to 4 % without a mask. And d, types, strides and key lengths as promised.
 //
-// Measured: (pending)
+// Measured: 648 TFLOP/s after 639; with a causal mask 559 after 574.
 #include <cfloat>
 
 #include "06_optimized/backward.hpp"

@@ -15,7 +15,7 @@
 // exponentials another one multiplies. What should limit it: by mma.sync an SM reaches not much
 // over half of its peak; the rungs after this one leave mma.sync behind.
 //
-// Measured: 333 TFLOP/s after 245; FlashAttention-2 itself 341 in the same run.
+// Measured: 338 TFLOP/s after 252; FlashAttention-2 itself 336 in the same run.
 #include <type_traits>
 
 #include "06_optimized/optimized.hpp"

