@@ -100,7 +100,8 @@ def ladder(r: Results, p: Pass) -> Chart | None:
 
 def speed(r: Results, p: Pass, d: int) -> Chart | None:
     panels = [panel for causal in (0, 1) if (panel := against_n(r, p, d, causal))]
-    return Chart(f"{p.prefix}speed_d{d}", f"{p.title}, head dimension {d}", panels) if panels else None
+    said = f"{r.context['device']} · bf16 · FLOPs: {r.context['flop_formula']}, times 2.5" if p is BACKWARD else ""
+    return Chart(f"{p.prefix}speed_d{d}", f"{p.title}, head dimension {d}", panels, said) if panels else None
 
 
 def against_n(r: Results, p: Pass, d: int, causal: int) -> Lines | None:
