@@ -8,7 +8,7 @@
 // exponentials come to lie under the other's products.
 //
 // What should change: hardly any wait for the other group. But dQ of the last step comes behind the
-// loop, where nothing hides it, 512 cycles a block: 0.7 % of its time at N = 1024, 0.2 % at 4096.
+// loop, where nothing hides it, 512 cycles a block: 0.8 % of its time at N = 1024, 0.2 % at 4096.
 //
 // Measured: 639 TFLOP/s after 632; with a causal mask 574 after 575.
 #include "06_optimized/backward.hpp"

@@ -908,7 +908,7 @@ def backward_roof() -> None:
     p = Picture(
         "backward_roof",
         "Cycles of the units of an SM for a step of the backward",
-        "For d = 64 and 128: tensor cores 2560 and 2560 cycles, shared memory 3072 and 3072, issue slots 1300 and 800,"
+        "For d = 64 and 128: tensor cores 2560 and 2560 cycles, shared memory 3072 and 3072, issue slots 1150 and 800,"
         " exponentials 1024 and 512.",
         "A step of rung 9: cycles of each unit of an SM",
         330,
@@ -917,7 +917,7 @@ def backward_roof() -> None:
     # operands of S and dP, of dV and dK, of dQ; Q and dO arrive; dS; dQ in and out; LSE2 and D
     shared = {64: (768, 512, 512, 256, 256, 512, 256), 128: (1024, 512, 512, 256, 128, 512, 128)}
     short = ("S, dP", "dV, dK", "dQ", "TMA", "dS", "dQ out", "L, D")
-    for d, issue, exponentials in ((64, 1300, 1024), (128, 800, 512)):
+    for d, issue, exponentials in ((64, 1150, 1024), (128, 800, 512)):
         p.text(24, y + 14, f"d = {d}", 14, bold=True)
         for name, colour, cycles in (
             ("tensor cores", BLUE, 2560),

@@ -432,7 +432,7 @@ void backward_spread(Run& run) {
         double sum = 0, differences = 0, largest = 0;
         for (int n = 0; n < runs; ++n) {
           backward(run, again);
-          const std::string bits =
+          std::string bits =
               same_bits("dK", first.dK, again.dK) + same_bits("dV", first.dV, again.dV);
           if (!bits.empty()) return bits;
           first.dQ.for_each([&](auto b, auto h, auto i, auto x) {
@@ -444,7 +444,7 @@ void backward_spread(Run& run) {
         }
         std::cout << name << ": dQ differs by " << differences / sum << " of |dQ| in the mean, by "
                   << largest << " at most\n";
-        const std::string text = again.verdict();
+        std::string text = again.verdict();
         if (differences <= 1e-5 * sum) return text;
         return text + "dQ differs from run to run by " + std::to_string(differences / sum) +
                " of |dQ| in the mean; sums in fp32 differ by less than 1e-5\n";
