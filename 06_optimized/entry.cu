@@ -37,12 +37,6 @@ Kernel chosen(Kernel kernel) {
   return kernel == Kernel::best ? optimized::chosen(kernel, device_capability()) : kernel;
 }
 
-template <class X>
-bool in_16_bytes(const View<X>& v) {
-  return reinterpret_cast<std::uintptr_t>(v.data) % 16 == 0 && v.batch % 8 == 0 &&
-         v.head % 8 == 0 && v.row % 8 == 0 && v.batch >= 0 && v.head >= 0 && v.row >= 0;
-}
-
 template <class T>
 void launch(const Problem& p, const Forward<T>& t, Kernel kernel, float scale,
             const Options& options) {

@@ -38,12 +38,6 @@ bool has_tensor_maps(const Problem& p, const Backward<T>& t) {
          keys(t.dK) && keys(t.dV);
 }
 
-template <class X>
-bool in_16_bytes(const View<X>& v) {
-  return reinterpret_cast<std::uintptr_t>(v.data) % 16 == 0 && v.batch % 8 == 0 &&
-         v.head % 8 == 0 && v.row % 8 == 0 && v.batch >= 0 && v.head >= 0 && v.row >= 0;
-}
-
 bool adds_up_dQ(BackwardKernel kernel) { return kernel >= BackwardKernel::fused; }
 
 // The scratch, cut into what passes from kernel to kernel.

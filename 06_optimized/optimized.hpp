@@ -52,6 +52,13 @@ Kernel chosen(Kernel kernel, int here);
 std::string wrong_capability(const std::string& who, int wanted, int here);
 int device_capability();  // of the current GPU
 
+// Do all rows begin at multiples of 16 bytes, in ascending order? What the rungs on the way want.
+template <class X>
+bool in_16_bytes(const View<X>& v) {
+  return reinterpret_cast<std::uintptr_t>(v.data) % 16 == 0 && v.batch % 8 == 0 &&
+         v.head % 8 == 0 && v.row % 8 == 0 && v.batch >= 0 && v.head >= 0 && v.row >= 0;
+}
+
 struct Options {
   Kernel kernel = Kernel::best;
   cudaStream_t stream = nullptr;

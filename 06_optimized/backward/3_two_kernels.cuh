@@ -74,7 +74,8 @@ __device__ void differences_transposed(float (&P)[n], const float (&dP)[n], cons
   }
 }
 
-// 0 where query i does not see key j. Both P and dS are hidden: dP of a hidden key may be NaN.
+// 0 where query i does not see key j. Where dP of a hidden key may be NaN, dS is hidden too:
+// 0 * NaN is NaN.
 // end[r], begin[r] count from the thread's first column.
 template <int n>
 __device__ void hide_from(const int (&end)[2], float (&X)[n]) {

@@ -27,12 +27,12 @@ for tests in "$build"/0?_*/stage0?_on_gpu_tests; do
   }
   for tool in memcheck racecheck initcheck synccheck; do
     runs=$((runs + 1))
-    if FA_REQUIRE_GPU=1 compute-sanitizer --tool "$tool" --error-exitcode 9 --print-limit 3 \
+    if FA_REQUIRE_GPU=1 compute-sanitizer --tool "$tool" --error-exitcode 9 --print-limit 20 \
       "$tests" --gtest_brief=1 --gtest_filter="$list" >"$build/sanitize.log" 2>&1; then
       echo "$name: $tool clean ($(grep -E 'ERROR SUMMARY|RACECHECK SUMMARY' "$build/sanitize.log" | tail -n 1 | sed 's/=* *//'))"
     else
       echo "$name: $tool FAILED"
-      tail -n 40 "$build/sanitize.log"
+      tail -n 120 "$build/sanitize.log"
       failed=$((failed + 1))
     fi
   done
