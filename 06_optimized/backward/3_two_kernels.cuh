@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "06_optimized/backward.hpp"
+#include "06_optimized/backward/steps.cuh"
 #include "06_optimized/ptx/mma.cuh"
 #include "06_optimized/ptx/tma.cuh"
 #include "06_optimized/ptx/wgmma.cuh"
@@ -88,15 +89,6 @@ __device__ void hide_before(const int (&begin)[2], float (&X)[n]) {
 #pragma unroll
   for (int e = 0; e < n; ++e)
     if (8 * (e / 4) + e % 2 < begin[e / 2 % 2]) X[e] = 0;
-}
-
-// P or dS as A of the next product.
-template <class T, int n>
-__device__ void round_to(std::uint32_t (&A)[n / 8][4], const float (&X)[n]) {
-#pragma unroll
-  for (int j = 0; j < n / 8; ++j)
-#pragma unroll
-    for (int k = 0; k < 4; ++k) A[j][k] = rounded_pair<T>(X[8 * j + 2 * k], X[8 * j + 2 * k + 1]);
 }
 
 // ---- tiles that come and go ----

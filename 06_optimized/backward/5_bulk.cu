@@ -13,6 +13,7 @@
 //
 // Measured: 594 TFLOP/s after 599; with a causal mask 503 after 509.
 #include "06_optimized/backward.hpp"
+#include "06_optimized/backward/steps.cuh"
 #include "06_optimized/ptx/mma.cuh"
 #include "06_optimized/ptx/tma.cuh"
 #include "06_optimized/ptx/wgmma.cuh"
@@ -34,56 +35,13 @@ struct Shared {
   Barrier KV_full, Q_full[stages], Q_free[stages], dO_full[stages], dO_free[stages];
 };
 
-struct Maps {
-  CUtensorMap Q, K, V, dO, dK, dV;
-};
-
 // The numbered barriers: where the two groups meet, and two for each group's buffer of dQ.
 constexpr int meeting = 1, dQ_free = 2, dQ_full = 2 + groups;
 
-// The keys of this block, and a walk over the queries that see them: from the first such block of
-// queries to the last, in one head of the group after the other.
-struct Place {
-  int b, j0;         // batch, first key
-  int first, Nq;     // the queries of each head, first a multiple of Br
-  int h, i0, steps;  // where the walk is; how many steps it has
-
-  __device__ explicit Place(const Problem& p) {
-    const int tiles = int((p.Nk + Bc - 1) / Bc), head = int(blockIdx.x) / tiles;
-    const int group = int(p.Hq / p.Hkv);
-    b = head / int(p.Hkv);
-    j0 = int(blockIdx.x) % tiles * Bc;
-    Nq = int(p.Nq);
-    first = int(Mask(p, b).first_row(j0)) / Br * Br;
-    h = head % int(p.Hkv) * group;
-    i0 = first;
-    steps = (Nq - first + Br - 1) / Br * group;
-  }
-  __device__ void next() {
-    i0 += Br;
-    if (i0 < Nq) return;
-    i0 = first;
-    ++h;
-  }
-  // The row of LSE2, D and dQ where this step's rows begin.
-  __device__ std::int64_t row(const Problem& p, const Passed& passed) const {
-    return (b * p.Hq + h) * passed.rows + i0;
-  }
-};
-
 // ---- the warps that move data ----
 
-// Br rows of X, which is Q or dO, and their statistic, LSE2 or D: one barrier counts both.
-__device__ void bring(T* X, const CUtensorMap& map, float* statistic, const float* from,
-                      Barrier* full, const Place& at) {
-  arrive_expecting(full, Br * (D * int(sizeof(T)) + int(sizeof(float))));
-#pragma unroll
-  for (int x = 0; x < D; x += 64) tma_load(X + x * Br, map, full, x, at.i0, at.h, at.b);
-  bulk_load(statistic, from, Br * int(sizeof(float)), full);
-}
-
 __device__ void load(Shared& shared, const Maps& maps, const Problem& p, const Passed& passed,
-                     Place at) {
+                     Place<Br> at) {
   const int hk = int(p.key_head(at.h));
   arrive_expecting(&shared.KV_full, 2 * Bc * D * int(sizeof(T)));
 #pragma unroll
@@ -102,7 +60,8 @@ __device__ void load(Shared& shared, const Maps& maps, const Problem& p, const P
 }
 
 // One warp for each group's half of dQ: adds it up in global memory.
-__device__ void push(Shared& shared, const Problem& p, const Passed& passed, Place at, int group) {
+__device__ void push(Shared& shared, const Problem& p, const Passed& passed, Place<Br> at,
+                     int group) {
   float* dQ = shared.dQ[group];
 #pragma unroll 1
   for (int n = 0; n < at.steps; ++n, at.next()) {
@@ -118,38 +77,10 @@ __device__ void push(Shared& shared, const Problem& p, const Passed& passed, Pla
 }
 
 // ---- the warpgroups that compute, 64 keys each ----
-// S, P, dP and dS are held transposed, a row for each key. So a thread's keys are r = 0 (lane / 4)
-// and r = 1 (8 below), and its queries go with i: 8 (i / 4) + 2 (lane % 4) + i % 2.
+// S, P, dP and dS are held transposed, a row for each key: steps.cuh.
 
-// P_ij = 0 where query i does not see key j; hidden[r] counts hidden queries from the thread's
-// first.
-__device__ void hide(float (&P)[Br / 2], const int (&hidden)[2]) {
-#pragma unroll
-  for (int i = 0; i < Br / 2; ++i)
-    if (8 * (i / 4) + i % 2 < hidden[i / 2 % 2]) P[i] = 0;
-}
-
-// As A of the next product.
-__device__ void round_to(std::uint32_t (&A)[Br / 16][4], const float (&X)[Br / 2]) {
-#pragma unroll
-  for (int j = 0; j < Br / 16; ++j)
-#pragma unroll
-    for (int k = 0; k < 4; ++k) A[j][k] = rounded_pair<T>(X[8 * j + 2 * k], X[8 * j + 2 * k + 1]);
-}
-
-// A warp's 16 rows of dK or dV, into boxes of 64 columns and Bc rows.
-__device__ void stage(T* to, const float (&X)[D / 2], int lane) {
-#pragma unroll
-  for (int x = 0; x < D / 16; ++x) {
-    std::uint32_t fragment[4];
-#pragma unroll
-    for (int k = 0; k < 4; ++k)
-      fragment[k] = rounded_pair<T>(X[8 * x + 2 * k], X[8 * x + 2 * k + 1]);
-    stmatrix(to + x / 4 * Bc * 64 + swizzled_chunk(lane % 16, 2 * (x % 4) + lane / 16), fragment);
-  }
-}
-
-__device__ void compute(Shared& shared, const Maps& maps, const Problem& p, float scale, Place at) {
+__device__ void compute(Shared& shared, const Maps& maps, const Problem& p, float scale,
+                        Place<Br> at) {
   const int group = uniform(threadIdx.x / 128) - 1, thread = threadIdx.x % 128;
   const int warp = thread / 32, lane = thread % 32;
   const bool leader = thread == 0;
@@ -196,7 +127,7 @@ __device__ void compute(Shared& shared, const Maps& maps, const Problem& p, floa
       const int first = at.i0 + 2 * (lane % 4), hidden[2] = {seen[0] - first, seen[1] - first};
       hide(P, hidden);
     }
-    round_to(rounded_P, P);
+    round_to<T>(rounded_P, P);
 
     // dS_ij = P_ij (dP_ij - D_i); into shared memory as rows of queries, for dQ
     wgmma_wait<0>(dP);
@@ -206,7 +137,7 @@ __device__ void compute(Shared& shared, const Maps& maps, const Problem& p, floa
       dP[i] = P[i] * (dP[i] - d.x);
       dP[i + 1] = P[i + 1] * (dP[i + 1] - d.y);
     }
-    round_to(rounded_dS, dP);
+    round_to<T>(rounded_dS, dP);
     const RowChunk to = ldmatrix_by_columns(lane);
     T* dS = shared.dS[n % 2];  // the other group may still be reading the one before
 #pragma unroll
@@ -252,8 +183,8 @@ __device__ void compute(Shared& shared, const Maps& maps, const Problem& p, floa
 #pragma unroll
   for (int i = 0; i < D / 2; ++i) dK[i] *= scale;
   sync(meeting, 256);  // nobody reads K any more
-  stage(K + 16 * warp * 64, dK, lane);
-  stage(V + 16 * warp * 64, dV, lane);
+  stage<Bc>(K + 16 * warp * 64, dK, lane);
+  stage<Bc>(V + 16 * warp * 64, dV, lane);
   fence_async();
   __syncwarp();
   if (lane == 0) {
@@ -283,7 +214,7 @@ __global__ void __launch_bounds__(threads, 1)
     fence_barriers();
   }
   __syncthreads();
-  const Place at(p);
+  const Place<Br> at(p, HeadByHead<Bc>(p));
   if (uniform(threadIdx.x / 128) == 0) {
     give_registers<24>();
     const int warp = uniform(threadIdx.x / 32);
@@ -303,10 +234,7 @@ template <class T>
 void launch_backward_bulk(const Problem& p, const Backward<T>& t, float scale, const Passed& passed,
                           cudaStream_t stream) {
   launch_before(p, t, passed, stream);
-  const Maps maps = {
-      tensor_map(t.Q, p.B, p.Hq, p.Nq, D, Br),   tensor_map(t.K, p.B, p.Hkv, p.Nk, D, Bc),
-      tensor_map(t.V, p.B, p.Hkv, p.Nk, D, Bc),  tensor_map(t.dO, p.B, p.Hq, p.Nq, D, Br),
-      tensor_map(t.dK, p.B, p.Hkv, p.Nk, D, 16), tensor_map(t.dV, p.B, p.Hkv, p.Nk, D, 16)};
+  const Maps maps = maps_of<Br, Bc>(p, t);
   allow_shared_memory(bulk_kernel, sizeof(Shared));
   const std::int64_t blocks = p.B * p.Hkv * ((p.Nk + Bc - 1) / Bc);
   FA_LAUNCH(bulk_kernel, dim3(unsigned(blocks)), dim3(threads), sizeof(Shared), stream, maps, p,

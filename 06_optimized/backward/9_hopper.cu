@@ -16,6 +16,7 @@
 #include <cfloat>
 
 #include "06_optimized/backward.hpp"
+#include "06_optimized/backward/steps.cuh"
 #include "06_optimized/ptx/mma.cuh"
 #include "06_optimized/ptx/tma.cuh"
 #include "06_optimized/ptx/wgmma.cuh"
@@ -41,60 +42,11 @@ struct Shared {
   Barrier dO_full[Tiles::stages], dO_free[Tiles::stages];
 };
 
-struct Maps {
-  CUtensorMap Q, K, V, dO, dK, dV;
-};
-
 // The numbered barriers: where the two groups meet, two for each group's buffer of dQ, one for a
 // group alone, and two for each group's dS, of even steps and of odd ones.
 constexpr int meeting = 1, dQ_free = 2, dQ_full = 4, alone = 6, ready = 8;
 
-// The keys of this block, and a walk over the queries that see them: from the first such tile of
-// queries to the last, in one head of the group after the other.
-template <int Br, int Bc>
-struct Place {
-  int b, j0;         // batch, first key
-  int first, Nq;     // the queries of each head, first a multiple of Br
-  int h, i0, steps;  // where the walk is; how many steps it has
-
-  __device__ Place(const Problem& p, int section) {
-    const int tiles = int((p.Nk + Bc - 1) / Bc), heads = int(p.B * p.Hkv);
-    const int begin = int(blockIdx.x) / (section * tiles) * section;
-    const int rest = int(blockIdx.x) - begin * tiles, here = min(section, heads - begin);
-    const int head = begin + rest % here, group = int(p.Hq / p.Hkv);
-    b = head / int(p.Hkv);
-    j0 = rest / here * Bc;
-    Nq = int(p.Nq);
-    const int row = int(Mask(p, b).first_row(j0));
-    first = row / Br * Br;
-    h = head % int(p.Hkv) * group;
-    i0 = first;
-    steps = row == Nq ? 0 : (Nq - first + Br - 1) / Br * group;
-  }
-  __device__ void next() {
-    i0 += Br;
-    if (i0 < Nq) return;
-    i0 = first;
-    ++h;
-  }
-  // The row of LSE2, D and dQ where this step's rows begin.
-  __device__ std::int64_t row(const Problem& p, const Passed& passed) const {
-    return (b * p.Hq + h) * passed.rows + i0;
-  }
-};
-
 // ---- the warps that move data ----
-
-// A tile of X, which is Q or dO, and its statistic, LSE2 or D: one barrier counts both.
-template <class Tiles, class T, class At>
-__device__ void bring(T* X, const CUtensorMap& map, float* statistic, const float* from,
-                      Barrier* full, const At& at) {
-  arrive_expecting(full, Tiles::Br * (Tiles::D * int(sizeof(T)) + int(sizeof(float))));
-#pragma unroll
-  for (int x = 0; x < Tiles::D; x += 64)
-    tma_load(X + x * Tiles::Br, map, full, x, at.i0, at.h, at.b);
-  bulk_load(statistic, from, Tiles::Br * int(sizeof(float)), full);
-}
 
 template <class Tiles, class T, class At>
 __device__ void load(Shared<Tiles, T>& shared, const Maps& maps, const Problem& p,
@@ -110,11 +62,9 @@ __device__ void load(Shared<Tiles, T>& shared, const Maps& maps, const Problem& 
   for (int n = 0; n < at.steps; ++n, at.next(), q.next()) {
     const std::int64_t row = at.row(p, passed);
     wait(&shared.Q_free[q.at], q.phase ^ 1);
-    bring<Tiles>(shared.Q[q.at], maps.Q, shared.LSE2[q.at], passed.LSE2 + row, &shared.Q_full[q.at],
-                 at);
+    bring(shared.Q[q.at], maps.Q, shared.LSE2[q.at], passed.LSE2 + row, &shared.Q_full[q.at], at);
     wait(&shared.dO_free[q.at], q.phase ^ 1);
-    bring<Tiles>(shared.dO[q.at], maps.dO, shared.D_i[q.at], passed.D + row, &shared.dO_full[q.at],
-                 at);
+    bring(shared.dO[q.at], maps.dO, shared.D_i[q.at], passed.D + row, &shared.dO_full[q.at], at);
   }
 }
 
@@ -138,39 +88,7 @@ __device__ void push(Shared<Tiles, T>& shared, const Problem& p, const Passed& p
 }
 
 // ---- the warpgroups that compute, 64 keys each ----
-// S, P, dP and dS are held transposed, a row for each key. So a thread's keys are r = 0 (lane / 4)
-// and r = 1 (8 below), and its queries go with i: 8 (i / 4) + 2 (lane % 4) + i % 2.
-
-// S_ij = value where query i does not see key j; hidden[r] counts hidden queries from the thread's
-// first.
-template <int n>
-__device__ void hide(float (&S)[n], const int (&hidden)[2], float value) {
-#pragma unroll
-  for (int i = 0; i < n; ++i)
-    if (8 * (i / 4) + i % 2 < hidden[i / 2 % 2]) S[i] = value;
-}
-
-// As A of the next product.
-template <class T, int n>
-__device__ void round_to(std::uint32_t (&A)[n / 8][4], const float (&X)[n]) {
-#pragma unroll
-  for (int j = 0; j < n / 8; ++j)
-#pragma unroll
-    for (int k = 0; k < 4; ++k) A[j][k] = rounded_pair<T>(X[8 * j + 2 * k], X[8 * j + 2 * k + 1]);
-}
-
-// A warp's 16 rows of dK or dV, into boxes of 64 columns and Bc rows.
-template <int Bc, class T, int n>
-__device__ void stage(T* to, const float (&X)[n], int lane) {
-#pragma unroll
-  for (int x = 0; x < n / 8; ++x) {
-    std::uint32_t fragment[4];
-#pragma unroll
-    for (int k = 0; k < 4; ++k)
-      fragment[k] = rounded_pair<T>(X[8 * x + 2 * k], X[8 * x + 2 * k + 1]);
-    stmatrix(to + x / 4 * Bc * 64 + swizzled_chunk(lane % 16, 2 * (x % 4) + lane / 16), fragment);
-  }
-}
+// S, P, dP and dS are held transposed, a row for each key: steps.cuh.
 
 template <bool masked, class Tiles, class T, class At>
 __device__ void compute(Shared<Tiles, T>& shared, const Maps& maps, const Problem& p, float scale,
@@ -363,7 +281,8 @@ __global__ void __launch_bounds__(Tiles::threads, 1)
     fence_barriers();
   }
   __syncthreads();
-  const Place<Tiles::Br, Tiles::Bc> at(p, section);
+  constexpr bool skip_unseen = true;  // such keys may hold NaN
+  const Place<Tiles::Br> at(p, InSections<Tiles::Bc>(p, section), skip_unseen);
   if (uniform(threadIdx.x / 128) == 0) {
     give_registers<24>();
     const int warp = uniform(threadIdx.x / 32);
@@ -381,18 +300,12 @@ template <bool masked, class Tiles, class T>
 void launch(const Problem& p, const Backward<T>& t, float scale, const Passed& passed,
             cudaStream_t stream) {
   constexpr int D = Tiles::D, Br = Tiles::Br, Bc = Tiles::Bc;
-  const Maps maps = {
-      tensor_map(t.Q, p.B, p.Hq, p.Nq, p.d, Br),   tensor_map(t.K, p.B, p.Hkv, p.Nk, p.d, Bc),
-      tensor_map(t.V, p.B, p.Hkv, p.Nk, p.d, Bc),  tensor_map(t.dO, p.B, p.Hq, p.Nq, p.d, Br),
-      tensor_map(t.dK, p.B, p.Hkv, p.Nk, p.d, 16), tensor_map(t.dV, p.B, p.Hkv, p.Nk, p.d, 16)};
-  // As many heads a section as fit into 20 MiB of L2: of a query Q, dO and, in fp32, dQ.
-  const std::int64_t heads = p.B * p.Hkv, bytes = p.Hq / p.Hkv * p.Nq * D * (2 + 2 + 4);
-  std::int64_t section = 1;
-  while (2 * section * bytes <= 20 << 20 && section < heads) section *= 2;
+  const Maps maps = maps_of<Br, Bc>(p, t);
+  const std::int64_t section = heads_of_section(p, D, 20);  // MiB of L2
   const auto kernel = hopper_kernel<masked, Tiles, T>;
   constexpr std::size_t shared_bytes = sizeof(Shared<Tiles, T>);
   allow_shared_memory(kernel, shared_bytes);
-  const std::int64_t blocks = heads * ((p.Nk + Bc - 1) / Bc);
+  const std::int64_t blocks = p.B * p.Hkv * ((p.Nk + Bc - 1) / Bc);
   launch_before(p, t, passed, stream);
   FA_LAUNCH(kernel, dim3(unsigned(blocks)), dim3(Tiles::threads), shared_bytes, stream, maps, p,
             passed, scale, int(section));

@@ -11,6 +11,7 @@
 //
 // Measured: 632 TFLOP/s after 611; with a causal mask 575 after 519.
 #include "06_optimized/backward.hpp"
+#include "06_optimized/backward/steps.cuh"
 #include "06_optimized/ptx/mma.cuh"
 #include "06_optimized/ptx/tma.cuh"
 #include "06_optimized/ptx/wgmma.cuh"
@@ -32,58 +33,13 @@ struct Shared {
   Barrier KV_full, Q_full[stages], Q_free[stages], dO_full[stages], dO_free[stages];
 };
 
-struct Maps {
-  CUtensorMap Q, K, V, dO, dK, dV;
-};
-
 // The numbered barriers: where the two groups meet, and two for each group's buffer of dQ.
 constexpr int meeting = 1, dQ_free = 2, dQ_full = 2 + groups;
 
-// The keys of this block, and a walk over the queries that see them: from the first such block of
-// queries to the last, in one head of the group after the other.
-struct Place {
-  int b, j0;         // batch, first key
-  int first, Nq;     // the queries of each head, first a multiple of Br
-  int h, i0, steps;  // where the walk is; how many steps it has
-
-  __device__ Place(const Problem& p, int section) {
-    const int tiles = int((p.Nk + Bc - 1) / Bc), heads = int(p.B * p.Hkv);
-    const int begin = int(blockIdx.x) / (section * tiles) * section;
-    const int rest = int(blockIdx.x) - begin * tiles, here = min(section, heads - begin);
-    const int head = begin + rest % here, group = int(p.Hq / p.Hkv);
-    b = head / int(p.Hkv);
-    j0 = rest / here * Bc;
-    Nq = int(p.Nq);
-    first = int(Mask(p, b).first_row(j0)) / Br * Br;
-    h = head % int(p.Hkv) * group;
-    i0 = first;
-    steps = (Nq - first + Br - 1) / Br * group;
-  }
-  __device__ void next() {
-    i0 += Br;
-    if (i0 < Nq) return;
-    i0 = first;
-    ++h;
-  }
-  // The row of LSE2, D and dQ where this step's rows begin.
-  __device__ std::int64_t row(const Problem& p, const Passed& passed) const {
-    return (b * p.Hq + h) * passed.rows + i0;
-  }
-};
-
 // ---- the warps that move data ----
 
-// Br rows of X, which is Q or dO, and their statistic, LSE2 or D: one barrier counts both.
-__device__ void bring(T* X, const CUtensorMap& map, float* statistic, const float* from,
-                      Barrier* full, const Place& at) {
-  arrive_expecting(full, Br * (D * int(sizeof(T)) + int(sizeof(float))));
-#pragma unroll
-  for (int x = 0; x < D; x += 64) tma_load(X + x * Br, map, full, x, at.i0, at.h, at.b);
-  bulk_load(statistic, from, Br * int(sizeof(float)), full);
-}
-
 __device__ void load(Shared& shared, const Maps& maps, const Problem& p, const Passed& passed,
-                     Place at) {
+                     Place<Br> at) {
   const int hk = int(p.key_head(at.h));
   arrive_expecting(&shared.KV_full, 2 * Bc * D * int(sizeof(T)));
 #pragma unroll
@@ -102,7 +58,8 @@ __device__ void load(Shared& shared, const Maps& maps, const Problem& p, const P
 }
 
 // One warp for each group's half of dQ: adds it up in global memory.
-__device__ void push(Shared& shared, const Problem& p, const Passed& passed, Place at, int group) {
+__device__ void push(Shared& shared, const Problem& p, const Passed& passed, Place<Br> at,
+                     int group) {
   float* dQ = shared.dQ[group];
 #pragma unroll 1
   for (int n = 0; n < at.steps; ++n, at.next()) {
@@ -118,38 +75,10 @@ __device__ void push(Shared& shared, const Problem& p, const Passed& passed, Pla
 }
 
 // ---- the warpgroups that compute, 64 keys each ----
-// S, P, dP and dS are held transposed, a row for each key. So a thread's keys are r = 0 (lane / 4)
-// and r = 1 (8 below), and its queries go with i: 8 (i / 4) + 2 (lane % 4) + i % 2.
+// S, P, dP and dS are held transposed, a row for each key: steps.cuh.
 
-// P_ij = 0 where query i does not see key j; hidden[r] counts hidden queries from the thread's
-// first.
-__device__ void hide(float (&P)[Br / 2], const int (&hidden)[2]) {
-#pragma unroll
-  for (int i = 0; i < Br / 2; ++i)
-    if (8 * (i / 4) + i % 2 < hidden[i / 2 % 2]) P[i] = 0;
-}
-
-// As A of the next product.
-__device__ void round_to(std::uint32_t (&A)[Br / 16][4], const float (&X)[Br / 2]) {
-#pragma unroll
-  for (int j = 0; j < Br / 16; ++j)
-#pragma unroll
-    for (int k = 0; k < 4; ++k) A[j][k] = rounded_pair<T>(X[8 * j + 2 * k], X[8 * j + 2 * k + 1]);
-}
-
-// A warp's 16 rows of dK or dV, into boxes of 64 columns and Bc rows.
-__device__ void stage(T* to, const float (&X)[D / 2], int lane) {
-#pragma unroll
-  for (int x = 0; x < D / 16; ++x) {
-    std::uint32_t fragment[4];
-#pragma unroll
-    for (int k = 0; k < 4; ++k)
-      fragment[k] = rounded_pair<T>(X[8 * x + 2 * k], X[8 * x + 2 * k + 1]);
-    stmatrix(to + x / 4 * Bc * 64 + swizzled_chunk(lane % 16, 2 * (x % 4) + lane / 16), fragment);
-  }
-}
-
-__device__ void compute(Shared& shared, const Maps& maps, const Problem& p, float scale, Place at) {
+__device__ void compute(Shared& shared, const Maps& maps, const Problem& p, float scale,
+                        Place<Br> at) {
   const int group = uniform(threadIdx.x / 128) - 1, thread = threadIdx.x % 128;
   const int warp = thread / 32, lane = thread % 32;
   const bool leader = thread == 0;
@@ -214,7 +143,7 @@ __device__ void compute(Shared& shared, const Maps& maps, const Problem& p, floa
 
     // dS_ij = P_ij (dP_ij - D_i); into shared memory as rows of queries, for dQ
     // TODO 06.18: wait for dP, but not for dV; then dS in place of dP (7 lines)
-    round_to(rounded_dS, dP);
+    round_to<T>(rounded_dS, dP);
     const RowChunk to = ldmatrix_by_columns(lane);
     T* dS = shared.dS[n % 2];  // the other group may still be reading the one before
 #pragma unroll
@@ -257,8 +186,8 @@ __device__ void compute(Shared& shared, const Maps& maps, const Problem& p, floa
 #pragma unroll
   for (int i = 0; i < D / 2; ++i) dK[i] *= scale;
   sync(meeting, 256);  // nobody reads K any more
-  stage(K + 16 * warp * 64, dK, lane);
-  stage(V + 16 * warp * 64, dV, lane);
+  stage<Bc>(K + 16 * warp * 64, dK, lane);
+  stage<Bc>(V + 16 * warp * 64, dV, lane);
   fence_async();
   __syncwarp();
   if (lane == 0) {
@@ -288,7 +217,7 @@ __global__ void __launch_bounds__(threads, 1)
     fence_barriers();
   }
   __syncthreads();
-  const Place at(p, section);
+  const Place<Br> at(p, InSections<Bc>(p, section));
   if (uniform(threadIdx.x / 128) == 0) {
     give_registers<24>();
     const int warp = uniform(threadIdx.x / 32);
@@ -308,17 +237,10 @@ template <class T>
 void launch_backward_at_once(const Problem& p, const Backward<T>& t, float scale,
                              const Passed& passed, cudaStream_t stream) {
   launch_before(p, t, passed, stream);
-  const Maps maps = {
-      tensor_map(t.Q, p.B, p.Hq, p.Nq, D, Br),   tensor_map(t.K, p.B, p.Hkv, p.Nk, D, Bc),
-      tensor_map(t.V, p.B, p.Hkv, p.Nk, D, Bc),  tensor_map(t.dO, p.B, p.Hq, p.Nq, D, Br),
-      tensor_map(t.dK, p.B, p.Hkv, p.Nk, D, 16), tensor_map(t.dV, p.B, p.Hkv, p.Nk, D, 16)};
-  // As many heads a section as fit into 40 MiB of L2: of a query Q, dO and, in fp32, dQ.
-  const std::int64_t heads = p.B * p.Hkv, bytes = p.Hq / p.Hkv * p.Nq * D * (2 + 2 + 4);
-  std::int64_t section = 1;
-  while (2 * section * bytes <= 40 << 20 && section < heads) section *= 2;
-  section = std::min(section, heads);
+  const Maps maps = maps_of<Br, Bc>(p, t);
+  const std::int64_t section = heads_of_section(p, D, 40);  // MiB of L2
   allow_shared_memory(at_once_kernel, sizeof(Shared));
-  const std::int64_t blocks = heads * ((p.Nk + Bc - 1) / Bc);
+  const std::int64_t blocks = p.B * p.Hkv * ((p.Nk + Bc - 1) / Bc);
   FA_LAUNCH(at_once_kernel, dim3(unsigned(blocks)), dim3(threads), sizeof(Shared), stream, maps, p,
             passed, scale, int(section));
   launch_after(p, t, scale, passed, stream);

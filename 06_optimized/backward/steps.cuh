@@ -1,0 +1,156 @@
+// What rungs 4 to 9 have in common: which keys a block of threads has, its steps over the queries
+// that see them, how the tiles of a step come, how P and dS go on as operands, and how dK and dV
+// leave.
+//
+// A block keeps Bc keys; each step brings Br queries. A warpgroup holds S, P, dP and dS transposed,
+// a row for each of its 64 keys, as wgmma.cuh says: a thread has n numbers of two keys, r = 0
+// (lane / 4 of its warp's 16) and r = 1 (8 below). S[i] belongs to key r = i / 2 % 2 and to query
+// 8 (i / 4) + 2 (lane % 4) + i % 2. dK and dV lie likewise, with columns of d in place of queries.
+//
+// What the rungs differ in is not here: the barriers, who waits for what, and in which order a step
+// issues its products.
+#pragma once
+#include "06_optimized/backward.hpp"
+#include "06_optimized/ptx/mma.cuh"
+#include "06_optimized/ptx/tma.cuh"
+
+namespace fa::optimized {
+
+// ---- which keys a block has ----
+// Blocks of threads start in the order of their numbers. Each has Bc keys, from first_key() on, of
+// one head of all B Hkv.
+
+// Rungs 4 and 5: one head after the other.
+template <int Bc>
+struct HeadByHead {
+  int tiles;  // of a head
+
+  __device__ explicit HeadByHead(const Problem& p) : tiles(int((p.Nk + Bc - 1) / Bc)) {}
+  __device__ int head() const { return int(blockIdx.x) / tiles; }
+  __device__ int first_key() const { return int(blockIdx.x) % tiles * Bc; }
+};
+
+// Rungs 6 to 9: in each section of heads the first keys of all its heads, then the next ... With a
+// causal mask the first keys are seen by the most queries, so the shortest blocks come last.
+template <int Bc>
+struct InSections {
+  int begin, here, rest;  // the section's first head, its heads, this block's number in it
+
+  __device__ InSections(const Problem& p, int section) {
+    const int tiles = int((p.Nk + Bc - 1) / Bc), heads = int(p.B * p.Hkv);
+    begin = int(blockIdx.x) / (section * tiles) * section;
+    rest = int(blockIdx.x) - begin * tiles;
+    here = min(section, heads - begin);
+  }
+  __device__ int head() const { return begin + rest % here; }
+  __device__ int first_key() const { return rest / here * Bc; }
+};
+
+// On the host: as many heads a section, a power of two, as fit into so much of the L2 cache, where
+// every step reads Q and dO and adds to dQ. Of a query Q and dO have 2 bytes for each number, dQ 4.
+inline std::int64_t heads_of_section(const Problem& p, int D, std::int64_t MiB) {
+  const std::int64_t heads = p.B * p.Hkv, bytes = p.Hq / p.Hkv * p.Nq * D * (2 + 2 + 4);
+  std::int64_t section = 1;
+  while (2 * section * bytes <= MiB << 20 && section < heads) section *= 2;
+  return section;
+}
+
+// ---- its steps ----
+
+// A walk over the queries that see a block's keys: from the first such tile of Br queries to the
+// last, in one head of the group after the other.
+template <int Br>
+struct Place {
+  int b, j0;         // batch, first key
+  int first, Nq;     // the queries of each head, first a multiple of Br
+  int h, i0, steps;  // where the walk is; how many steps it has
+
+  // Of keys that nobody sees the first row is Nq, and `first` may lie below it: a step of which all
+  // is hidden. Only rung 9, whose keys may hold NaN, must skip it.
+  template <class Keys>
+  __device__ Place(const Problem& p, const Keys& keys, bool skip_unseen = false) {
+    const int head = keys.head(), group = int(p.Hq / p.Hkv);
+    b = head / int(p.Hkv);
+    j0 = keys.first_key();
+    Nq = int(p.Nq);
+    const int row = int(Mask(p, b).first_row(j0));
+    first = row / Br * Br;
+    h = head % int(p.Hkv) * group;
+    i0 = first;
+    steps = skip_unseen && row == Nq ? 0 : (Nq - first + Br - 1) / Br * group;
+  }
+  __device__ void next() {
+    i0 += Br;
+    if (i0 < Nq) return;
+    i0 = first;
+    ++h;
+  }
+  // The row of LSE2, D and dQ where this step's rows begin.
+  __device__ std::int64_t row(const Problem& p, const Passed& passed) const {
+    return (b * p.Hq + h) * passed.rows + i0;
+  }
+};
+
+// ---- tiles that come ----
+
+struct Maps {
+  CUtensorMap Q, K, V, dO, dK, dV;
+};
+
+// dK and dV leave in pieces of 16 rows, one from each warp.
+template <int Br, int Bc, class T>
+Maps maps_of(const Problem& p, const Backward<T>& t) {
+  return {tensor_map(t.Q, p.B, p.Hq, p.Nq, p.d, Br),   tensor_map(t.K, p.B, p.Hkv, p.Nk, p.d, Bc),
+          tensor_map(t.V, p.B, p.Hkv, p.Nk, p.d, Bc),  tensor_map(t.dO, p.B, p.Hq, p.Nq, p.d, Br),
+          tensor_map(t.dK, p.B, p.Hkv, p.Nk, p.d, 16), tensor_map(t.dV, p.B, p.Hkv, p.Nk, p.d, 16)};
+}
+
+// A step's tile of X, which is Q or dO, Br rows and D columns, and its statistic, LSE2 or D: one
+// barrier counts both, so who has waited for the one may read the other.
+template <class T, int size, int Br>
+__device__ void bring(T (&X)[size], const CUtensorMap& map, float (&statistic)[Br],
+                      const float* from, Barrier* full, const Place<Br>& at) {
+  arrive_expecting(full, int(sizeof X + sizeof statistic));
+#pragma unroll
+  for (int x = 0; x < size / Br; x += 64) tma_load(X + x * Br, map, full, x, at.i0, at.h, at.b);
+  bulk_load(statistic, from, int(sizeof statistic), full);
+}
+
+// ---- P and dS ----
+
+// P_ij = 0 where query i does not see key j; hidden[r] counts hidden queries from the thread's
+// first. Rung 9 hides S, before the exponentials, and says with which value.
+template <int n>
+__device__ void hide(float (&P)[n], const int (&hidden)[2], float value = 0) {
+#pragma unroll
+  for (int i = 0; i < n; ++i)
+    if (8 * (i / 4) + i % 2 < hidden[i / 2 % 2]) P[i] = value;
+}
+
+// P or dS as A of the next product, dV += P^T dO or dK += dS^T Q: the numbers stay where they are.
+// Rung 3 has this, too.
+template <class T, int n>
+__device__ void round_to(std::uint32_t (&A)[n / 8][4], const float (&X)[n]) {
+#pragma unroll
+  for (int j = 0; j < n / 8; ++j)
+#pragma unroll
+    for (int k = 0; k < 4; ++k) A[j][k] = rounded_pair<T>(X[8 * j + 2 * k], X[8 * j + 2 * k + 1]);
+}
+
+// ---- the end ----
+
+// A warp's 16 rows of dK or dV, rounded, to where they begin in a tile of Bc rows that TMA will
+// store.
+template <int Bc, class T, int n>
+__device__ void stage(T* to, const float (&X)[n], int lane) {
+#pragma unroll
+  for (int x = 0; x < n / 8; ++x) {
+    std::uint32_t fragment[4];
+#pragma unroll
+    for (int k = 0; k < 4; ++k)
+      fragment[k] = rounded_pair<T>(X[8 * x + 2 * k], X[8 * x + 2 * k + 1]);
+    stmatrix(to + x / 4 * Bc * 64 + swizzled_chunk(lane % 16, 2 * (x % 4) + lane / 16), fragment);
+  }
+}
+
+}  // namespace fa::optimized
