@@ -2,7 +2,7 @@
 // tile needs, and that the kernel keeps the whole contract of this course.
 //
 //   a warp owns 32 rows       every fragment of K and V that is read is multiplied twice
-//   Q_i in registers          d <= 64: read once. d = 128: no room, S and O are 192 of 255
+//   Q_i in registers          where there is room: S and O are 192 of 255 with d = 128
 //   one buffer for K, V each  V_j arrives under Q K_j^T and the softmax, K_j-1 under P V_j. Half
 //                             the shared memory, so that two blocks share an SM, and one's softmax
 //                             runs under the other's products
@@ -28,12 +28,15 @@ namespace {
 
 constexpr int warps = 4, threads = 32 * warps;
 
-// For head dimensions of at most D
-template <int D>
+// For head dimensions of at most D, tiles of Bc keys
+template <int D_, int Bc_>
 struct Tile {
+  static constexpr int D = D_, Bc = Bc_;
   static constexpr int groups = D <= 128 ? 2 : 1;  // of 16 rows that a warp owns
-  static constexpr int Br = 16 * groups * warps, Bc = 64;
-  static constexpr bool Q_in_registers = D <= 64;
+  static constexpr int Br = 16 * groups * warps;
+  static constexpr bool Q_in_registers = D <= 64 && Bc <= 64;
+  // How many times the product over d is unrolled. Measured: further, and registers spill.
+  static constexpr int unrolled = Q_in_registers ? D / 16 : D == 256 ? 8 : Bc > 64 ? 1 : 2;
   static constexpr std::size_t shared_bytes = (Br + 2 * Bc) * D * 2;  // Q_i, K_j, V_j
 };
 
@@ -81,11 +84,10 @@ __device__ float row_sum(float x) {
 }
 
 // [quote kernel]
-template <int D, class T>
+template <class Sizes, class T>
 __global__ void __launch_bounds__(threads, 2)
     fa2_kernel(Problem p, Forward<T> t, float scale, bool aligned) {
-  using Sizes = Tile<D>;
-  constexpr int groups = Sizes::groups, Br = Sizes::Br, Bc = Sizes::Bc;
+  constexpr int D = Sizes::D, groups = Sizes::groups, Br = Sizes::Br, Bc = Sizes::Bc;
   T* const Qi = dynamic_shared<T>();  // [Br, D]; at the end, O_i
   T* const Kj = Qi + Br * D;          // [Bc, D]
   T* const Vj = Kj + Bc * D;          // [Bc, D]
@@ -142,7 +144,7 @@ __global__ void __launch_bounds__(threads, 2)
 
     // (3) S_ij = Q_i K_j^T. K's rows are the columns of the operand, so its pairs lie in memory.
     float S[groups][Bc / 8][4] = {};
-#pragma unroll(Sizes::Q_in_registers ? D / 16 : 2)  // by 2: unrolled further, registers spill
+#pragma unroll(Sizes::unrolled)
     for (int x = 0; x < D / 16; ++x) {
       auto& Q = Q16[Sizes::Q_in_registers ? x : 0];
       if constexpr (!Sizes::Q_in_registers) read_Q(Q, x);
@@ -249,15 +251,19 @@ __global__ void __launch_bounds__(threads, 2)
     if (t.LSE && x0 == 0 && r < rows) t.LSE[head * p.Nq + i0 + r] = scale * m[g][i % 2] + logf(sum);
   }
   __syncwarp();  // the warp's rows of O_i are complete
-  for (int chunk = lane; chunk < 16 * groups * (D / 8); chunk += 32) {
-    const int r = warp_row + chunk / (D / 8), x = chunk % (D / 8) * 8;
-    if (r >= rows || x >= d) continue;
-    const T* from = Qi + at<D>(r, x / 8);
-    T* to = t.O.at(b, h, i0 + r) + x;
-    if (aligned && x + 8 <= d)
-      *reinterpret_cast<uint4*>(to) = *reinterpret_cast<const uint4*>(from);
-    else
-      for (int e = 0; e < 8 && x + e < d; ++e) to[e] = from[e];
+  // A lane stays in its eight columns and goes down the rows.
+  constexpr int at_once = 32 / (D / 8);
+  const int first = warp_row + lane / (D / 8), x = lane % (D / 8) * 8;
+  T* to = t.O.at(b, h, i0 + first) + x;
+  if (aligned && x + 8 <= d) {
+#pragma unroll
+    for (int r = first; r < first + 16 * groups; r += at_once, to += at_once * t.O.row)
+      if (r < rows)
+        *reinterpret_cast<uint4*>(to) = *reinterpret_cast<const uint4*>(Qi + at<D>(r, x / 8));
+  } else {
+#pragma unroll 1
+    for (int r = first; r < min(first + 16 * groups, rows); r += at_once, to += at_once * t.O.row)
+      for (int e = 0; e < min(8, d - x); ++e) to[e] = Qi[at<D>(r, x / 8) + e];
   }
 }
 // [end quote]
@@ -269,12 +275,12 @@ bool aligned(const View<T>& v) {
          v.head % 8 == 0 && v.row % 8 == 0;
 }
 
-template <int D, class T>
+template <class Sizes, class T>
 void launch(const Problem& p, const Forward<T>& t, float scale, cudaStream_t stream) {
-  const auto fa2 = fa2_kernel<D, T>;
-  const std::size_t bytes = Tile<D>::shared_bytes;
+  const auto fa2 = fa2_kernel<Sizes, T>;
+  const std::size_t bytes = Sizes::shared_bytes;
   allow_shared_memory(fa2, bytes);
-  const std::int64_t blocks = p.B * p.Hq * ((p.Nq + Tile<D>::Br - 1) / Tile<D>::Br);
+  const std::int64_t blocks = p.B * p.Hq * ((p.Nq + Sizes::Br - 1) / Sizes::Br);
   FA_LAUNCH(fa2, dim3(unsigned(blocks)), dim3(threads), bytes, stream, p, t, scale,
             aligned(t.Q) && aligned(t.K) && aligned(t.V) && aligned(t.O));
 }
@@ -283,7 +289,12 @@ void launch(const Problem& p, const Forward<T>& t, float scale, cudaStream_t str
 
 template <class T>
 void launch_fa2(const Problem& p, const Forward<T>& t, float scale, cudaStream_t stream) {
-  (p.d <= 64 ? launch<64, T> : p.d <= 128 ? launch<128, T> : launch<256, T>)(p, t, scale, stream);
+  const auto run = [&](auto launch) { launch(p, t, scale, stream); };
+  if (p.d > 128) return run(launch<Tile<256, 64>, T>);
+  if (p.d > 64) return run(launch<Tile<128, 64>, T>);
+  // Longer tiles are faster, but on the diagonal half of a tile is hidden.
+  if (p.causal == Causal::none) return run(launch<Tile<64, 128>, T>);
+  run(launch<Tile<64, 64>, T>);
 }
 template void launch_fa2(const Problem&, const Forward<__half>&, float, cudaStream_t);
 template void launch_fa2(const Problem&, const Forward<__nv_bfloat16>&, float, cudaStream_t);
