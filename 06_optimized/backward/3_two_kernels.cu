@@ -90,6 +90,7 @@ __device__ void compute_dkv(KeyShared<Tiles, T>& shared, const Maps& maps, float
     round_to<T>(rounded_P, P);
     wgmma_wait<0>(dP);
     differences_transposed(P, dP, shared.D[now] + x0);
+    fence_async();  // LSE2 and D have been read: the copy engine may write there
     round_to<T>(rounded_dS, P);
 
     wgmma_fence();

@@ -29,8 +29,10 @@ struct Tiles {
 template <class T>
 struct WideShared : KeyShared<Tiles, T> {
   alignas(128) float P[2][Tiles::Br * Tiles::Bc];  // from one warpgroup to the other
-  Barrier P_full[2], P_free[2];
 };
+
+// Two numbered barriers for each of those buffers; 1 and 2 are each group's own.
+constexpr int P_full = 3, P_free = 5;
 
 // The first warpgroup: makes P, sends it to the second, and adds up dV.
 template <class T>
@@ -65,6 +67,7 @@ __device__ void compute_dv(WideShared<T>& shared, const Maps& maps, float scale)
 
     // P^T
     weights_transposed(S, S, c, shared.LSE2[at.at] + x0);
+    fence_async();  // LSE2 has been read: the copy engine may write there
     if (i * Br < all_seen) {
       const int begin[2] = {first_row[0] - i * Br - x0, first_row[1] - i * Br - x0};
       hide_before(begin, S);
@@ -76,13 +79,12 @@ __device__ void compute_dv(WideShared<T>& shared, const Maps& maps, float scale)
     wgmma_fence();
     multiply_add<T, Br>(dV, P, shared.dO[at.at]);
     wgmma_commit();
-    wait(&shared.P_free[at.at], at.phase ^ 1);
+    if (n > 1) sync(P_free + at.at, 256);
     float4* to = reinterpret_cast<float4*>(shared.P[at.at]) + thread;
 #pragma unroll
     for (int e = 0; e < Br / 2; e += 4)
       to[e / 4 * 128] = make_float4(S[e], S[e + 1], S[e + 2], S[e + 3]);
-    __syncwarp();
-    if (lane == 0) arrive(&shared.P_full[at.at]);
+    arrive(P_full + at.at, 256);
     at.next();
     if (++i == task.end) i = task.first;  // of the next head
   }
@@ -121,17 +123,17 @@ __device__ void compute_dk(WideShared<T>& shared, const Maps& maps, float scale)
     wgmma_wait<0>(dP);
 
     // dS^T
-    wait(&shared.P_full[at.at], at.phase);
+    sync(P_full + at.at, 256);
     const float4* from = reinterpret_cast<const float4*>(shared.P[at.at]) + thread;
 #pragma unroll
     for (int e = 0; e < Br / 2; e += 4) {
       const float4 four = from[e / 4 * 128];
       P[e] = four.x, P[e + 1] = four.y, P[e + 2] = four.z, P[e + 3] = four.w;
     }
-    __syncwarp();
-    if (lane == 0) arrive(&shared.P_free[at.at]);
+    if (n + 2 < tiles) arrive(P_free + at.at, 256);
     wait(&shared.Q_full[at.at], at.phase);
     differences_transposed(P, dP, shared.D[at.at] + x0);
+    fence_async();  // so has D
     if (i * Br < all_seen) {
       const int begin[2] = {first_row[0] - i * Br - x0, first_row[1] - i * Br - x0};
       hide_before(begin, P);
@@ -158,10 +160,6 @@ __global__ void __launch_bounds__(threads, 1)
   auto& shared = *reinterpret_cast<WideShared<T>*>(memory);
   if (threadIdx.x == 0) {
     shared.start(KeyTask::of<Tiles>(p, order));
-    for (int i = 0; i < 2; ++i) {
-      init(&shared.P_full[i], 4);  // a lane of each warp says so
-      init(&shared.P_free[i], 4);
-    }
     fence_barriers();
   }
   __syncthreads();
