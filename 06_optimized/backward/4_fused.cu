@@ -62,14 +62,6 @@ __device__ void load(Shared& shared, const Maps& maps, const Problem& p, const P
 // ---- the warpgroups that compute, 64 keys each ----
 // S, P, dP and dS are held transposed, a row for each key: steps.cuh.
 
-// to[0 .. 3] += x, in the L2 cache; nothing comes back.
-__device__ void add(float* to, const float* x) {
-  asm volatile("red.global.add.v4.f32 [%0], {%1, %2, %3, %4};"
-               :
-               : "l"(to), "f"(x[0]), "f"(x[1]), "f"(x[2]), "f"(x[3])
-               : "memory");
-}
-
 __device__ void compute(Shared& shared, const Maps& maps, const Problem& p, const Passed& passed,
                         float scale, Place<Br> at) {
   const int group = uniform(threadIdx.x / 128) - 1, thread = threadIdx.x % 128;

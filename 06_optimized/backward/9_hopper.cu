@@ -29,6 +29,8 @@ template <int D_>
 struct Sizes {
   static constexpr int D = D_, groups = 2, Bc = 64 * groups, Br = D == 64 ? 128 : 64;
   static constexpr int stages = 2, threads = 128 * (groups + 1);
+  static constexpr bool adds_dQ = D == 64;  // from its registers; else a spare warp does
+  static constexpr bool late_dV = D == 64;  // issued behind dS, not as soon as P is there
 };
 
 template <class Tiles, class T>
@@ -91,8 +93,8 @@ __device__ void push(Shared<Tiles, T>& shared, const Problem& p, const Passed& p
 // S, P, dP and dS are held transposed, a row for each key: steps.cuh.
 
 template <bool masked, class Tiles, class T, class At>
-__device__ void compute(Shared<Tiles, T>& shared, const Maps& maps, const Problem& p, float scale,
-                        At at) {
+__device__ void compute(Shared<Tiles, T>& shared, const Maps& maps, const Problem& p,
+                        const Passed& passed, float scale, At at) {
   constexpr int D = Tiles::D, Br = Tiles::Br, Bc = Tiles::Bc;
   const int group = uniform(threadIdx.x / 128) - 1, thread = threadIdx.x % 128;
   const int warp = thread / 32, lane = thread % 32;
@@ -171,7 +173,14 @@ __device__ void compute(Shared<Tiles, T>& shared, const Maps& maps, const Proble
       multiply<T, Bc, Br>(dQ, shared.dS[buffer], shared.K + group * Bc * 64);
     wgmma_commit();
   };
-  const auto hand_over = [&](const float(&dQ)[32]) {
+  // dQ, whose tile begins at this row, into global memory
+  const auto add_up = [&](const float(&dQ)[32], std::int64_t row) {
+    if constexpr (Tiles::adds_dQ) {
+      float* sum = passed.dQ + row * D + group * 4096 + thread * 4;
+#pragma unroll
+      for (int i = 0; i < 32; i += 4) add(sum + i / 4 * 512, dQ + i);
+      return;
+    }
     sync(dQ_free + group, 128 + 32);
 #pragma unroll
     for (int i = 0; i < 32; i += 4)
@@ -197,6 +206,7 @@ __device__ void compute(Shared<Tiles, T>& shared, const Maps& maps, const Proble
   if (at.steps > 0) wait(&shared.Q_full[0], 0);
   issue_S(S, 0);
   int buffer = 0, before = 2;
+  std::int64_t row_before = 0;  // where the rows of the step before begin
 #pragma unroll 1
   for (int n = 0; n < at.steps; ++n, at.next()) {
     const int now = q.at;
@@ -212,13 +222,14 @@ __device__ void compute(Shared<Tiles, T>& shared, const Maps& maps, const Proble
     issue_dP(dP, now);
     exponentials(P, S, now);
     round_to<T>(rounded_P, P);
-    issue_sum(dV, rounded_P, shared.dO[now]);
+    if (!Tiles::late_dV) issue_sum(dV, rounded_P, shared.dO[now]);
     // dS, while dV is under way. Its buffer is free: the other group is done with the step before
     // the last, since it has written dS of the last one.
     if (n > 0) sync(ready + 2 * (group ^ 1) + (n - 1) % 2, 256);
-    wgmma_wait<1>(dP);
+    wgmma_wait<Tiles::late_dV ? 0 : 1>(dP);
     make_dS(rounded_dS, dP, P, now, shared.dS[buffer]);
     arrive(ready + 2 * group + n % 2, 256);
+    if (Tiles::late_dV) issue_sum(dV, rounded_P, shared.dO[now]);
 
     // dQ of the step before, for which both have written; in the first step nobody wants it.
     issue_dQ(dQ, before);
@@ -227,7 +238,8 @@ __device__ void compute(Shared<Tiles, T>& shared, const Maps& maps, const Proble
     issue_sum(dK, rounded_dS, shared.Q[now]);
     wgmma_wait<1>(dQ);  // and dV
     if (leader) arrive(&shared.dO_free[now]);
-    if (n > 0) hand_over(dQ);
+    if (n > 0) add_up(dQ, row_before);
+    row_before = at.row(p, passed);
 
     // S of the next step; after the last one of what lies there, and nobody looks at it.
     q.next();
@@ -240,7 +252,7 @@ __device__ void compute(Shared<Tiles, T>& shared, const Maps& maps, const Proble
     sync(ready + 2 * (group ^ 1) + (at.steps - 1) % 2, 256);
     issue_dQ(dQ, before);
     wgmma_wait<0>(dQ);
-    hand_over(dQ);
+    add_up(dQ, row_before);
   }
   settle(dK);
   settle(dV);
@@ -286,13 +298,13 @@ __global__ void __launch_bounds__(Tiles::threads, 1)
   if (uniform(threadIdx.x / 128) == 0) {
     give_registers<24>();
     const int warp = uniform(threadIdx.x / 32);
-    if (warp < Tiles::groups)
+    if (warp < Tiles::groups && !Tiles::adds_dQ)
       push(shared, p, passed, at, warp);
     else if (warp == Tiles::groups && elected())
       load(shared, maps, p, passed, at);
   } else {
     take_registers<240>();
-    compute<masked>(shared, maps, p, scale, at);
+    compute<masked>(shared, maps, p, passed, scale, at);
   }
 }
 

@@ -137,6 +137,16 @@ __device__ void round_to(std::uint32_t (&A)[n / 8][4], const float (&X)[n]) {
     for (int k = 0; k < 4; ++k) A[j][k] = rounded_pair<T>(X[8 * j + 2 * k], X[8 * j + 2 * k + 1]);
 }
 
+// ---- dQ ----
+
+// to[0 .. 3] += x, in the L2 cache; nothing comes back. Rungs 4 and 9.
+__device__ inline void add(float* to, const float* x) {
+  asm volatile("red.global.add.v4.f32 [%0], {%1, %2, %3, %4};"
+               :
+               : "l"(to), "f"(x[0]), "f"(x[1]), "f"(x[2]), "f"(x[3])
+               : "memory");
+}
+
 // ---- the end ----
 
 // A warp's 16 rows of dK or dV, rounded, to where they begin in a tile of Bc rows that TMA will
