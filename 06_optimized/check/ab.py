@@ -30,10 +30,9 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 STAGE = ROOT / "06_optimized"
 VARIANTS = STAGE / "check" / "variants.txt"
-AS_IT_IS, CUDNN = "as it is", "cuDNN"
+AS_IT_IS = "as it is"
 SETTINGS = {"d": ["64", "128", "256"], "mask": ["none", "causal"], "N": ["1024", "4096", "16384"]}
 ODD = 321  # a short problem: its last tiles are not full
-LIMIT = 0.01  # relative L2 norm of what rounding to bf16 may do
 KERNELS = {"forward": ("12_hopper.cu", [], []), "backward": ("9_hopper.cu", ["0_around.cu"], ["-DFA_BACKWARD"])}
 
 
@@ -148,47 +147,27 @@ def built(folder: Path, kernel: str, v: Variant) -> tuple[Path, str]:
 
 # ---------------------------------------------------------------- right, and how fast
 
-@dataclass
-class Runner:
-    """As compare.rounds_of() wants it."""
-
-    name: str
-    launch: Callable[[int], None]
-
-
 class Case:
-    """Tensors of a setting, one place for everybody's results, and the runners."""
+    """Tensors of a setting, one place for everybody's results, and the runners, which are contenders.Runner."""
 
-    def __init__(self, compare: Any, kernel: str, n: int, d: int, causal: bool) -> None:
-        from peers import Call, torch
+    def __init__(self, kernel: str, n: int, d: int, causal: bool) -> None:
+        from contenders import WRITES, Setting, Tensors, call_of, torch
         self.torch = torch
-        s = compare.Setting.of(kernel, n, d, causal, 1, "bf16")
-        t = compare.Tensors(s)
-        self.causal, self.q, self.k, self.v = causal, t.q, t.k, t.v
-        self.results = {"O": torch.empty_like(t.q)}
-        self.lse = torch.empty(t.q.shape[:3], device="cuda", dtype=torch.float32)
-        self.call = Call(B=s.batch, H=s.heads, Hkv=s.heads, N=n, d=d, causal=int(causal), dtype=2, Q=t.q.data_ptr(),
-                         K=t.k.data_ptr(), V=t.v.data_ptr(), LSE=self.lse.data_ptr(),
-                         stream=torch.cuda.current_stream().cuda_stream)
-        self.do = None
-        rows = (n + 127) // 128 * 128 * s.batch * s.heads
+        s = Setting.of(kernel, n, d, causal, 1, "bf16")
+        self.tensors = t = Tensors(s)
+        self.results = {name: t.place_for(name) for name in WRITES[kernel]}
+        self.given: dict[str, Any] = {}  # to a backward: PyTorch's O and LSE
         if kernel == "backward":
-            self.do = t.do
-            self.o, lse = torch.ops.aten._scaled_dot_product_flash_attention(t.q, t.k, t.v, 0.0, causal)[:2]
-            self.o = self.o.contiguous()
-            self.lse.copy_(lse[..., :n])
-            self.results = {name: torch.empty_like(t.q) for name in ("dQ", "dK", "dV")}
-            self.call.O, self.call.dO = self.o.data_ptr(), self.do.data_ptr()
-        else:
-            self.results["LSE"] = self.lse
+            o, lse = torch.ops.aten._scaled_dot_product_flash_attention(t.q, t.k, t.v, 0.0, causal)[:2]
+            self.given = {"O": o.contiguous(), "LSE": lse[..., :n].contiguous()}
+        rows = (n + 127) // 128 * 128 * s.batch * s.heads
         padded = 64 if d <= 64 else 128 if d <= 128 else 256
-        self.scratch = torch.full((rows * (padded + 3) if self.do is not None else 64,), 77, device="cuda",
-                                  dtype=torch.int32)
-        self.call.scratch = self.scratch.data_ptr()
-        for name, result in self.results.items():
-            setattr(self.call, name, result.data_ptr())
+        self.given["scratch"] = torch.full((rows * (padded + 3) if kernel == "backward" else 64,), 77, device="cuda",
+                                           dtype=torch.int32)
+        self.call = call_of(t, self.given | self.results)
 
-    def runner(self, name: str, library: ctypes.CDLL) -> Runner:
+    def runner(self, name: str, library: ctypes.CDLL) -> Any:
+        from contenders import Runner
         library.fa_ab_launch.restype = ctypes.c_char_p
         function, call = library.fa_ab_launch, ctypes.byref(self.call)
 
@@ -196,75 +175,34 @@ class Case:
             for _ in range(count):
                 if error := function(call):
                     raise Bad(f"{name}: {error.decode()}")
-        return Runner(name, launch)
 
-    def cudnn(self) -> Runner:
-        from peers import SDPBackend, sdpa_kernel, torch
-        attention, backend = torch.nn.functional.scaled_dot_product_attention, SDPBackend.CUDNN_ATTENTION
-        if self.do is None:
-            def launch(count: int) -> None:
-                with sdpa_kernel(backend):
-                    for _ in range(count):
-                        attention(self.q, self.k, self.v, is_causal=self.causal)
-            return Runner(CUDNN, launch)
-        with torch.enable_grad(), sdpa_kernel(backend):
-            leaves = [x.detach().requires_grad_() for x in (self.q, self.k, self.v)]
-            o = attention(*leaves, is_causal=self.causal)
+        def forget() -> None:
+            for result in self.results.values():
+                result.fill_(float("nan"))
+        return Runner(name, launch, lambda: self.results, forget)
 
-        def launch_backward(count: int) -> None:
-            for _ in range(count):
-                torch.autograd.grad(o, leaves, self.do, retain_graph=True)
-        return Runner(CUDNN, launch_backward)
-
-    def computed(self, runner: Runner) -> dict[str, Any]:
-        """By this runner, and by nobody before it."""
-        for result in self.results.values():
-            result.fill_(float("nan"))
-        runner.launch(1)
-        self.torch.cuda.synchronize()
-        return {name: result.clone() for name, result in self.results.items()}
-
-    def exact(self, b: int, h: int) -> dict[str, Any]:
-        """Of one head, in double precision."""
-        torch = self.torch
-        q, k, v = (x[b, h].double() for x in (self.q, self.k, self.v))
-        scale = q.shape[1] ** -0.5
-        s = q @ k.T * scale
-        if self.causal:
-            s.masked_fill_(torch.ones_like(s, dtype=torch.bool).triu_(1), float("-inf"))
-        lse = torch.logsumexp(s, -1)
-        p = s.sub_(lse[:, None]).exp_()
-        o = p @ v
-        if self.do is None:
-            return {"O": o, "LSE": lse}
-        do = self.do[b, h].double()
-        dv = p.T @ do
-        ds = (do @ v.T).sub_((do * o).sum(-1, keepdim=True)).mul_(p)
-        return {"dQ": scale * (ds @ k), "dK": scale * (ds.T @ q), "dV": dv}
-
-    def check(self, runners: Sequence[Runner]) -> None:
+    def check(self, runners: Sequence[Any]) -> None:
         """Some heads against double precision; all rows against the unmodified kernel, which is the first."""
-        batch, heads = self.q.shape[:2]
-        exact = {place: self.exact(*place) for place in {(0, 0), (batch // 2, heads // 2), (batch - 1, heads - 1)}}
+        from precision import RELATIVE_L2, expected, fault
+        want = expected(self.tensors)
         first: dict[str, Any] = {}
         for r in runners:
-            found = self.computed(r)
-            first = first or found
-            for name, result in found.items():
-                for (b, h), want in exact.items():
-                    error = (result[b, h].double() - want[name]).norm() / want[name].norm()
-                    if not error.item() <= (1e-5 if name == "LSE" else LIMIT):  # NaN is not
-                        raise Bad(f"{r.name}: {name} is wrong by {error.item():.2g} in batch {b}, head {h}")
+            r.forget()
+            r.launch(1)
+            self.torch.cuda.synchronize()
+            if wrong := fault(r, want, "bf16"):
+                raise Bad(f"{r.name}: {wrong}")
+            first = first or {name: result.clone() for name, result in self.results.items()}
+            for name, result in self.results.items():
                 a, b = result.float(), first[name].float()
                 if name == "LSE":
                     a, b = a[..., None], b[..., None]
                 size = b.norm(dim=-1)
-                if not bool(((a - b).norm(dim=-1) <= 5 * LIMIT * (size + size.mean())).all()):
+                if not bool(((a - b).norm(dim=-1) <= 5 * RELATIVE_L2["bf16"] * (size + size.mean())).all()):
                     raise Bad(f"{r.name}: {name} is not that of the unmodified kernel")
 
 
 def measure(options: argparse.Namespace) -> None:
-    sys.path.insert(0, str(STAGE / "check"))
     import compare
     from peers import torch, write_whole
     if not torch.cuda.is_available():
@@ -299,26 +237,28 @@ def measure(options: argparse.Namespace) -> None:
                     here = [v for v in chosen if v.fits(d, mask, n)]
                     if d == "256" and not here:
                         continue
-                    measured(compare, options, result, (d, mask, n), [base, *here], libraries)
+                    measured(options, result, (d, mask, n), [base, *here], libraries)
                     write_whole(options.json, (json.dumps(result, indent=1) + "\n").encode())
     print(options.json)
 
 
-def measured(compare: Any, options: argparse.Namespace, result: dict[str, Any], setting: tuple[str, str, str],
+def measured(options: argparse.Namespace, result: dict[str, Any], setting: tuple[str, str, str],
              variants: Sequence[Variant], libraries: dict[str, ctypes.CDLL]) -> None:
+    import compare
+    from contenders import peer
     d, mask, n = setting
     for length in (ODD, int(n)):
-        case = Case(compare, options.kernel, length, int(d), mask == "causal")
+        case = Case(options.kernel, length, int(d), mask == "causal")
         runners = [case.runner(v.name, libraries[v.name]) for v in variants]
         case.check(runners)
     case.torch.cuda.empty_cache()
-    cudnn = case.cudnn()
+    cudnn = peer("cudnn", case.tensors)
     times = compare.rounds_of([*runners, cudnn], options.chip, options)
     ratio = lambda a, b: statistics.median(y / x for x, y in zip(times[a], times[b]))  # noqa: E731  speed of a, of b's
     texts = []
     for v in variants:
         row = {"variant": v.name, "d": d, "mask": mask, "N": n, "ms": statistics.median(times[v.name]),
-               "of_unmodified": ratio(v.name, "as_it_is"), "of_cudnn": ratio(v.name, CUDNN)}
+               "of_unmodified": ratio(v.name, "as_it_is"), "of_cudnn": ratio(v.name, cudnn.name)}
         result["rows"].append(row)
         texts.append(f"{v.name} {row['of_cudnn' if v.name == 'as_it_is' else 'of_unmodified']:.3f}")
     print(f"d {d}, {mask}, N {n}: " + ", ".join(texts), flush=True)
@@ -326,20 +266,19 @@ def measured(compare: Any, options: argparse.Namespace, result: dict[str, Any], 
 
 # ---------------------------------------------------------------- as a table
 
-def table(path: Path, to: str) -> None:
-    """A table for each `table:` of variants.txt; a cell is the ratios by length."""
-    data = json.loads(path.read_text(encoding="utf-8"))
+def tables(data: dict[str, Any], to: str = "unmodified") -> dict[str, list[list[str]]]:
+    """For each `table:` of variants.txt its header and its rows; a cell is the ratios by length."""
     by: dict[tuple[str, str, str], dict[str, dict]] = {}
     for row in data["rows"]:
         by.setdefault((row["variant"], row["d"], row["mask"]), {})[row["N"]] = row
     lengths = [n for n in SETTINGS["N"] if any(n in some for some in by.values())]
+    found = {}
     for name in dict.fromkeys(v["table"] for v in data["variants"].values() if v["table"]):
         rows = [key for key, v in data["variants"].items() if v["table"] == name]
         columns = [(d, mask) for d in ("128", "64", "256") for mask in SETTINGS["mask"]
                    if any((key, d, mask) in by for key in rows)]
-        print(f"**{name}**, N = {' / '.join(lengths)}\n")
-        print("| | " + " | ".join(f"d {d}{', causal' if mask == 'causal' else ''}" for d, mask in columns) + " |")
-        print("| --- |" + " --- |" * len(columns))
+        header = [f"d {d}{', causal' if mask == 'causal' else ''}" for d, mask in columns]
+        found[name] = [[f"N = {' / '.join(lengths)}", *header]]
         for key in ("as_it_is", *rows):
             v = data["variants"][key]
             which = "of_cudnn" if to == "cudnn" or key == "as_it_is" else "of_unmodified"
@@ -349,7 +288,18 @@ def table(path: Path, to: str) -> None:
                 figures = [f"{some[n][which]:.2f}" if n in some else "–" for n in lengths] if some else ["–"]
                 cells.append(" / ".join(figures))
             title = v["row"] + (", relative to cuDNN" if key == "as_it_is" else "")
-            print(f"| {title}{' (' + v['ptxas'] + ')' if v['ptxas'] else ''} | " + " | ".join(cells) + " |")
+            found[name].append([f"{title}{' (' + v['ptxas'] + ')' if v['ptxas'] else ''}", *cells])
+    return found
+
+
+def table(path: Path, to: str) -> None:
+    data = json.loads(path.read_text(encoding="utf-8"))
+    for name, ((of, *header), *rows) in tables(data, to).items():
+        print(f"**{name}**, {of}\n")
+        print("| | " + " | ".join(header) + " |")
+        print("| --- |" + " --- |" * len(header))
+        for cells in rows:
+            print("| " + " | ".join(cells) + " |")
         print()
     relative = "cuDNN" if to == "cudnn" else "the kernel as it is"
     print(f"Speed relative to {relative}. {data['device']}, {data['method']}; PyTorch {data['torch']}, cuDNN "

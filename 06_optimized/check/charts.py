@@ -1,12 +1,16 @@
 """Both ladders of stage 06, their speed against the peers, and what the compiler made of each kernel."""
 
 import json
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from figure import Bar, Bars, Bound, Chart, Line, Lines, Table, line, significant
 from results import BadResults, Results, Row, group, median, ratio, spread
+
+sys.path.append(str(Path(__file__).resolve().parent))
+import ab  # noqa: E402
 
 
 @dataclass(frozen=True)
@@ -39,7 +43,10 @@ BACKWARD = Pass(
     {"hopper": "hopper", "two_kernels": "two_kernels (same bits)", "swizzle": "swizzle (mma.sync)"},
     ("stage05", "two_kernels", "05, fp32"), "backward/README.md")
 PEERS = {"cudnn": "cuDNN", "fa2": "FlashAttention-2, PyTorch"}
-KERNELS = Path(__file__).resolve().parents[1] / "results" / "kernels.json"
+RESULTS = Path(__file__).resolve().parents[1] / "results"
+KERNELS = RESULTS / "kernels.json"
+VARIANTS = {"ab.json": (FORWARD, "on and off", "tiles"),  # and which of their tables a page shows
+            "ab_backward.json": (BACKWARD, "on and off")}
 LADDER: dict[str, object] = {"N": 4096, "d": 128, "causal": 0}
 SIZES = [(d, causal) for d in (64, 128, 256) for causal in (0, 1)]
 MASK = ("none", "causal")
@@ -55,7 +62,7 @@ def charts(r: Results) -> list[Chart | Table]:
         raise BadResults("no row of stage06 in bf16; measure it too")
     if KERNELS.is_file():
         items.append(ptxas())
-    return items
+    return items + [item for name in VARIANTS if (RESULTS / name).is_file() for item in variants(name)]
 
 
 def rows(r: Results, what: str, variant: str, chip: str = "hot", stage: str = "stage06", **where: object) -> list[Row]:
@@ -194,3 +201,11 @@ def ptxas() -> Table:
     return Table("kernels", header, lines,
                  caption="What ptxas said when they were compiled (`results/kernels.json`); shared memory "
                          "whose size a launch chooses comes on top.")
+
+
+def variants(name: str) -> list[Table]:
+    """Of the last kernel, measured by ab.py."""
+    data = json.loads((RESULTS / name).read_text(encoding="utf-8"))
+    found, (p, *shown) = ab.tables(data), VARIANTS[name]
+    return [Table(f"{p.prefix}{title.replace(' ', '_')}", found[title][0], found[title][1:], p.page,
+                  f"Medians on {data['device']} (`results/{name}`).") for title in shown if title in found]

@@ -1,4 +1,4 @@
-"""Are the results that compare.py times right? Each is held against double precision."""
+"""Attention in double precision, head by head: what compare.py, ab.py and the big table hold results against."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from contenders import CONTEXT, DTYPE, GRADIENTS, WRITES, Runner, Tensors, torch
 
 RELATIVE_L2 = {"bf16": 1e-2, "f16": 1.5e-3}
-QUERIES = 1024  # so many at once: scores of 16384 keys in double precision are 128 MiB
+SAMPLES = 16  # rows of a long problem
+SCORES = 2**24  # so many at once: 128 MiB in double precision
 
 
 @dataclass(frozen=True)
@@ -46,19 +47,30 @@ def masked(scores: torch.Tensor, rows: torch.Tensor, causal: bool) -> torch.Tens
     return scores.masked_fill(keys[None] > rows[:, None], -math.inf)
 
 
+def sampled(n: int) -> list[int]:
+    some = {0, n // 3, n // 2 + 1, n - 1}
+    return sorted(some | set(random.sample(sorted(set(range(n)) - some), SAMPLES - len(some))))
+
+
 def expected_rows(t: Tensors, heads: set[tuple[int, int]]) -> list[Expected]:
     """O and LSE: all rows of a short problem, some rows of a long one."""
     s = t.setting
-    some = {0, s.n // 3, s.n // 2 + 1, s.n - 1, *random.sample(range(s.n), 12)}
-    rows = torch.tensor(sorted(some) if s.n > 1024 else range(s.n), device="cuda")
+    rows = torch.tensor(sampled(s.n) if s.n > 1024 else range(s.n), device=t.q.device)
     found = []
     for b, h in heads:
-        q, k, v = t.q[b, h, rows].double(), t.k[b, h // s.group].double(), t.v[b, h // s.group].double()
-        scores = masked(q @ k.T / math.sqrt(s.d), rows, s.causal)
-        p = torch.softmax(scores, -1)
-        lse = torch.logsumexp(scores, -1)
-        found += [Expected("O", b, h, rows, p @ v, p @ v.abs()), Expected("LSE", b, h, rows, lse, lse.abs())]
+        q, k, v = t.q[b, h].double(), t.k[b, h // s.group].double(), t.v[b, h // s.group].double()
+        found += [Expected(tensor, b, h, rows, *value) for tensor, value in
+                  context_of_a_head(q, k, v, s.causal, rows).items()]
     return found
+
+
+def context_of_a_head(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool,
+                      rows: torch.Tensor) -> dict[str, list[torch.Tensor]]:
+    """These rows of O and LSE, and the sum of what is rounded on the way."""
+    scores = masked(q[rows] @ k.T / math.sqrt(q.shape[1]), rows, causal)
+    p = torch.softmax(scores, -1)
+    lse = torch.logsumexp(scores, -1)
+    return {"O": [p @ v, p @ v.abs()], "LSE": [lse, lse.abs()]}
 
 
 def expected_gradients(t: Tensors, b: int, h: int) -> list[Expected]:
@@ -87,7 +99,7 @@ def gradients_of_a_head(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, do: t
     scale = 1 / math.sqrt(q.shape[1])
     zeros = {tensor: [torch.zeros_like(q), torch.zeros_like(q)] for tensor in GRADIENTS}
     (dq, eq), (dk, ek), (dv, ev) = zeros.values()
-    for rows in torch.arange(q.shape[0], device=q.device).split(QUERIES):
+    for rows in torch.arange(q.shape[0], device=q.device).split(max(1, SCORES // k.shape[0])):
         p = torch.softmax(masked(scale * (q[rows] @ k.T), rows, causal), -1)
         terms = do[rows] * (p @ v)
         ds = scale * p * (do[rows] @ v.T - terms.sum(-1, keepdim=True))

@@ -20,12 +20,12 @@ from pathlib import Path
 from table import PASSES, SIDES, Cell, File, Row, cells, empty_row, figure_row, percentile
 
 ROOT = Path(__file__).resolve().parents[3]
-sys.path.insert(0, str(ROOT / "common" / "harness" / "peers"))
+sys.path += [str(ROOT / "common" / "harness" / "peers"), str(ROOT / "06_optimized" / "check")]
 from peers import DTYPES, BadResults, Call, SDPBackend, torch  # noqa: E402
+from precision import context_of_a_head, gradients_of_a_head, sampled  # noqa: E402
 
 DTYPE = {"bf16": torch.bfloat16, "f32": torch.float32}
 MOST = {"bf16": 3e-2, "f32": 1e-4}  # relative L2; more is an error, not a figure
-SAMPLES = 16
 BLOCK = 20  # launches that the host queues at once
 LAUNCHES = 200  # at most
 OutOfMemory = torch.cuda.OutOfMemoryError
@@ -38,44 +38,6 @@ class Failed(Exception):
 
 
 # ---------------------------------------------------------------- what is given, and what is right
-
-@dataclass
-class Wanted:
-    """Of one head, in double precision."""
-
-    O: Tensor  # [rows, d]  # noqa: E741
-    dQ: Tensor  # [rows, d]
-    dK: Tensor  # [keys, d]
-    dV: Tensor  # [keys, d]
-
-
-def reference(Q: Tensor, K: Tensor, V: Tensor, dO: Tensor, rows: Tensor, keys: Tensor) -> Wanted:
-    """Rows of O and dQ, keys of dK and dV, of one causal head [N, d]; queries are taken in chunks."""
-    Q, K, V, dO = (x.double() for x in (Q, K, V, dO))
-    N, d = Q.shape
-    scale = 1 / math.sqrt(d)
-
-    def some(i: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """P, O and dS of these queries."""
-        hidden = torch.arange(N, device=Q.device)[None] > i[:, None]
-        P = torch.softmax((scale * Q[i] @ K.T).masked_fill_(hidden, -math.inf), -1)  # [i, N]
-        O = P @ V  # noqa: E741  # [i, d]
-        D = (dO[i] * O).sum(-1, keepdim=True)
-        return P, O, P * (dO[i] @ V.T - D)  # dS = P o (dP - D)
-
-    _, O, dS = some(rows)  # noqa: E741
-    want = Wanted(O, scale * dS @ K, torch.zeros_like(K[keys]), torch.zeros_like(V[keys]))
-    for i in torch.arange(N, device=Q.device).split(max(1, 2**25 // N)):
-        P, _, dS = some(i)
-        want.dV += P[:, keys].T @ dO[i]  # dV_j = sum over i of P_ij dO_i
-        want.dK += scale * dS[:, keys].T @ Q[i]  # dK_j = scale times the sum over i of dS_ij Q_i
-    return want
-
-
-def sampled(n: int) -> list[int]:
-    some = {0, n // 3, n // 2 + 1, n - 1}
-    return sorted(some | set(random.sample(sorted(set(range(n)) - some), SAMPLES - len(some))))
-
 
 class Tensors:
     """The inputs of three cells: the passes of one problem."""
@@ -92,16 +54,22 @@ class Tensors:
         return sum(x.numel() * x.element_size() for x in given)
 
     @cached_property
-    def want(self) -> Wanted:
-        return reference(*(x[0, -1] for x in (self.Q, self.K, self.V, self.dO)), self.rows, self.keys)
+    def want(self) -> dict[str, Tensor]:
+        """Rows of O and dQ, keys of dK and dV, of the last head in double precision."""
+        Q, K, V, dO = (x[0, -1].double() for x in (self.Q, self.K, self.V, self.dO))
+        O, _ = context_of_a_head(Q, K, V, True, self.rows)["O"]  # noqa: E741
+        gradients = gradients_of_a_head(Q, K, V, dO, True)
+        return {"O": O} | {name: value[self.at(name)] for name, (value, _) in gradients.items()}
+
+    def at(self, name: str) -> Tensor:
+        return self.rows if name in ("O", "dQ") else self.keys
 
     def errors(self, results: dict[str, Tensor]) -> dict[str, float]:
         """Relative L2 of each result, on the last head."""
         found = {}
         for name, got in results.items():
-            want: Tensor = getattr(self.want, name)
-            at = self.rows if name in ("O", "dQ") else self.keys
-            found[f"error_{name}"] = ((got.detach()[0, -1, at].double() - want).norm() / want.norm()).item()
+            want = self.want[name]
+            found[f"error_{name}"] = ((got.detach()[0, -1, self.at(name)].double() - want).norm() / want.norm()).item()
         return found
 
 

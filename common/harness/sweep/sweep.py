@@ -6,8 +6,16 @@
 
 A step is done when its output is in OUT, and is then kept: remove the file to measure again. Until a step has ended
 well its output is called OUT/part.NAME; the tools that can continue one do (compare.py, table.py), the others begin
-again. What a step says is in OUT/logs. The last steps put what OUT holds into the stages' results/ and draw; they
-measure nothing and run on any machine that has matplotlib.
+again. What a step says is in OUT/logs. The last steps put what OUT holds into the stages' results/, draw every chart
+from what is recorded there, and write the tables that stand between <!-- table:NAME --> and <!-- end --> in the
+chapters; they measure nothing and run on any machine that has matplotlib.
+
+What stays by hand:
+    figures in running text, and the tables of lessons (06_optimized/*/N_*.md)
+    04's table of single changes; 06's under "What limits it", by ncu, and under "What did not pay": experiments, of
+        which those that variants.txt keeps are in ab*.json (ab.py table prints them)
+    pictures/: drawn from counts, not from measurements (06_optimized/pictures/draw.py)
+    stages 00 to 03, which need no GPU: ./learn charts --full --record; beside PyTorch, 03_tiled_cpu/check/pytorch.py
 """
 
 from __future__ import annotations
@@ -30,6 +38,10 @@ ROOT = Path(__file__).resolve().parents[3]
 CHARTS = ROOT / "common" / "harness" / "charts" / "charts.py"
 TABLE = ROOT / "common" / "harness" / "sweep" / "table.py"
 STAGES = {"04": "04_cuda_forward", "05": "05_cuda_backward", "06": "06_optimized"}
+RECORDED = {  # output of a step: where 06's results keep it
+    "kernels.json": "kernels.json", "timeline.json": "timeline.json",
+    "timeline_backward.json": "timeline_backward.json", "ab_forward.json": "ab.json",
+    "ab_backward.json": "ab_backward.json", "table.json": "table/table.json"}
 PART = "{part}"  # in a command: the output until the step has ended well
 
 Command = tuple[str, ...]
@@ -79,7 +91,7 @@ def measuring(build: Path) -> list[Step]:
                  ("gpu",), bench),
             Step(f"{number}-peers", (python(ROOT / folder / "check" / "peers.py", *peer, PART),), f"{number}.json",
                  ("gpu", "torch"), peer, begins_as=f"{number}.bench.json")]
-    check, results = ROOT / STAGES["06"] / "check", ROOT / STAGES["06"] / "results"
+    check = ROOT / STAGES["06"] / "check"
     peer = built(STAGES["06"], "stage06_peer", library=True)
     compare = python(check / "compare.py", *peer, PART, "--resume")
     steps += [
@@ -87,17 +99,22 @@ def measuring(build: Path) -> list[Step]:
             (*compare, "--pass", "forward,backward,step"),
             (*compare, "--pass", "forward", "--dtype", "f16", "--lengths", "4096", "--mask", "none", "--chip", "hot",
              "--kernels", "fa2,hopper"),
-            (*compare, "--pass", "forward", "--groups", "8", "--d", "64,128", "--lengths", "1024,4096,16384",
-             "--chip", "hot", "--kernels", "hopper")),
-            "06.json", ("gpu", "torch"), peer, resumes=True),
-        Step("06-kernels", (command("cmake", "--build", build, "--target", "stage06_kernels"),), "kernels.json",
-             ("nvcc",), {build / "CMakeCache.txt": "cmake --preset default"}, written_to=results / "kernels.json"),
-        Step("06-timeline", (python(check / "timeline.py", "measure", PART),), "timeline.json", ("gpu", "nvcc"))]
+            (*compare, "--pass", "backward", "--dtype", "f16", "--lengths", "4096", "--mask", "none", "--chip", "hot",
+             "--kernels", "swizzle,two_kernels,hopper"),
+            (*compare, "--pass", "forward,backward", "--groups", "8", "--d", "64,128", "--lengths", "1024,4096,16384",
+             "--chip", "hot", "--kernels", "two_kernels,hopper")),
+            "06.json", ("gpu", "torch"), peer, resumes=True)]
+    steps += [Step(f"06-timeline-{ladder}", (python(check / "timeline.py", "measure", PART, "--ladder", ladder),),
+                   output, ("gpu", "nvcc"))
+              for ladder, output in (("forward", "timeline.json"), ("backward", "timeline_backward.json"))]
     steps += [Step(f"06-ab-{kernel}", (python(check / "ab.py", "measure", PART, "--kernel", kernel),),
-                   f"ab_{kernel}.json", ("gpu", "nvcc", "torch"), {check / "ab.py": "this checkout has none"})
-              for kernel in ("forward", "backward")]
+                   f"ab_{kernel}.json", ("gpu", "nvcc", "torch")) for kernel in ("forward", "backward")]
     steps.append(Step("table", (python(TABLE, "measure", build, PART),), "table.json", ("gpu", "torch"),
                       built(STAGES["05"], "stage05_peer", library=True) | peer, resumes=True))
+    # The last, since it writes into the checkout: the others note a commit, and whether something has changed.
+    steps.append(Step("06-kernels", (command("cmake", "--build", build, "--target", "stage06_kernels"),),
+                      "kernels.json", ("nvcc",), {build / "CMakeCache.txt": "cmake --preset default"},
+                      written_to=ROOT / STAGES["06"] / "results" / RECORDED["kernels.json"]))
     return steps
 
 
@@ -106,8 +123,9 @@ def drawing(out: Path) -> list[Step]:
     steps = []
     results = ROOT / STAGES["06"] / "results"
 
-    def copied(name: str, to: Path) -> tuple[Command, ...]:
-        return (python(__file__, "--copy", out / name, to),) if complete(out / name) else ()
+    def copied(*names: str) -> tuple[Command, ...]:
+        return tuple(python(__file__, "--copy", out / name, results / RECORDED[name])
+                     for name in names if complete(out / name))
 
     for number, folder in STAGES.items():
         stage = ROOT / folder
@@ -117,17 +135,17 @@ def drawing(out: Path) -> list[Step]:
         if machine := source and context(source).get("machine"):
             draw += ("--results-name", f"{machine}.json")
         if number == "06":
-            record += copied("kernels.json", results / "kernels.json")
+            record += copied("kernels.json", "ab_forward.json", "ab_backward.json")
         steps += [Step(f"charts-record-{number}", record)] * bool(record)
         steps.append(Step(f"charts-{number}", (draw,), needs=("matplotlib",)))
-    timeline = ROOT / STAGES["06"] / "check" / "timeline.py"
-    steps.append(Step("charts-timeline", (
-        *copied("timeline.json", results / "timeline.json"),
-        python(timeline, "draw", results / "timeline.json", results / "timeline.svg"))))
-    steps.append(Step("charts-table", (
-        *copied("table.json", results / "table" / "table.json"),
-        python(TABLE, "draw", results / "table" / "table.json", results)), needs=("matplotlib",),
-        files={} if complete(out / "table.json") else {results / "table" / "table.json": "the step table measures it"}))
+    timelines = ("timeline.json", "timeline_backward.json")
+    steps.append(Step("charts-timeline", (*copied(*timelines), *(
+        python(ROOT / STAGES["06"] / "check" / "timeline.py", "draw", source, source.with_suffix(".svg"))
+        for source in (results / RECORDED[name] for name in timelines)))))
+    table = results / RECORDED["table.json"]
+    steps.append(Step("charts-table", (*copied("table.json"), python(TABLE, "draw", table, results)),
+                      needs=("matplotlib",),
+                      files={} if complete(out / "table.json") else {table: "the step table measures it"}))
     every = sorted(path.parent for path in ROOT.glob("0?_*/CMakeLists.txt"))
     steps.append(Step("charts-ladder", (python(CHARTS, "ladder", "--out", ROOT / "docs" / "ladder.svg", *every),),
                       needs=("matplotlib",)))
@@ -282,7 +300,7 @@ def last_line(log: Path) -> str:
 
 def line(o: Outcome) -> str:
     took = f"{o.seconds:7.1f} s" if o.seconds else " " * 9
-    return f"  {o.name:18} {o.state:8} {took}  {o.words}"
+    return f"  {o.name:20} {o.state:8} {took}  {o.words}"
 
 
 def report(outcomes: Sequence[Outcome]) -> str:

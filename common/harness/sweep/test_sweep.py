@@ -1,16 +1,19 @@
-"""python3 -m unittest, in this folder. Neither a GPU nor PyTorch is needed."""
+"""python3 -m unittest, in this folder. No GPU is needed; without PyTorch or matplotlib some tests are skipped."""
 
 from __future__ import annotations
 
 import contextlib
 import importlib.util
 import io
+import itertools
+import shutil
 import subprocess
 import sys
 import tempfile
 import unittest
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
@@ -127,7 +130,7 @@ class Steps(InFolder):
         for step in steps:
             for words in step.commands:
                 scripts = [Path(word) for word in words if word.endswith(".py")]
-                self.assertTrue(all(path.is_file() for path in scripts if path.name != "ab.py"), words)
+                self.assertTrue(all(path.is_file() for path in scripts), words)
                 self.assertTrue(step.written_to or PART in words, words)
         self.assertEqual([step.name for step in chosen(steps, ["04", "06-ab", "table"])],
                          ["04-bench", "04-peers", "06-ab-forward", "06-ab-backward", "table"])
@@ -146,6 +149,19 @@ class Steps(InFolder):
         steps = {step.name: step for step in sweep.drawing(self.out)}
         self.assertIn(str(self.out / "04.json"), steps["charts-record-04"].commands[0])
 
+    def test_all_settings_that_are_recorded_are_asked_for(self) -> None:
+        step = next(step for step in measuring(Path("/build")) if step.name == "06-compare")
+        usual = {"--dtype": "bf16", "--groups": "1", "--chip": "hot,cool"}
+        asked = set()
+        for words in step.commands:
+            options = usual | {key: value for key, value in zip(words, words[1:]) if key.startswith("--")}
+            keys = (options[key].split(",") for key in ("--pass", "--dtype", "--groups", "--chip"))
+            asked |= set(itertools.product(*keys))
+        for path in (sweep.ROOT / sweep.STAGES["06"] / "results").glob("nvidia-*.json"):
+            for row in load(path).rows:
+                if row.stage in ("stage06", "peer"):
+                    self.assertIn((row.what, row.dtype, f"{row.keys['G']}", row.keys["chip"]), asked)
+
     def test_command_line(self) -> None:
         def tool(*arguments: str) -> subprocess.CompletedProcess[str]:
             command = [sys.executable, str(HERE / "sweep.py"), str(self.out / "build"), str(self.out / "out")]
@@ -159,6 +175,73 @@ class Steps(InFolder):
         skipped = tool("--only", "04-bench")
         self.assertEqual(skipped.returncode, 3, skipped.stderr)
         self.assertIn("1 skipped", (self.out / "out" / "report.txt").read_text())
+
+
+MACHINE = "nvidia-h200"  # whose figures the chapters show
+
+
+def recorded(root: Path) -> set[str]:
+    """What measurements have left in stages 04 to 06 and docs; files of other machines are made like MACHINE's."""
+    results = [root / stage / "results" for stage in sweep.STAGES.values()]
+    others = tuple(f"{path.stem}." for folder in results for path in folder.glob("nvidia-*.json")
+                   if path.stem != MACHINE)
+    found = [path for folder in results for path in folder.rglob("*") if path.suffix in (".json", ".svg", ".md")]
+    return {str(path.relative_to(root)) for path in (*found, *root.glob("docs/*.svg"))
+            if not path.name.startswith(others)}
+
+
+@unittest.skipUnless(importlib.util.find_spec("matplotlib"), "no matplotlib")
+class Recorded(InFolder):
+    def setUp(self) -> None:
+        """A copy of the checkout where charts are empty, since drawing them takes long."""
+        super().setUp()
+        self.copy, self.results = self.out / "copy", self.out / "results"
+        self.results.mkdir()
+        unused = shutil.ignore_patterns("mine", "hunt", "pictures", "exercise", "*.cu*", "*.?pp", "__pycache__")
+        for path in (sweep.ROOT / "docs", sweep.ROOT / "common" / "harness", *sweep.ROOT.glob("0?_*")):
+            shutil.copytree(path, self.copy / path.relative_to(sweep.ROOT), ignore=unused)
+        with (self.copy / "common" / "harness" / "charts" / "figure.py").open("a") as figure:
+            figure.write('\n\ndef render(chart, context):\n    return b"<svg/>"\n')
+
+    def test_a_step_makes_every_recorded_file(self) -> None:
+        """Results are taken away, put where the measuring steps leave them, and must come back; so must the tables."""
+        outputs = {step.output for step in measuring(Path("/build"))}
+        pages = {path: path.read_text() for path in self.copy.glob("0?_*/**/README.md")}
+        for number, stage in sweep.STAGES.items():
+            results = self.copy / stage / "results"
+            made = {f"{number}.json": f"{MACHINE}.json"} | (sweep.RECORDED if number == "06" else {})
+            self.assertLessEqual(set(made), outputs)
+            for name, place in made.items():
+                if (results / place).is_file():  # the big table may not be measured yet
+                    shutil.move(results / place, self.results / name)
+            shutil.rmtree(results)
+        for path in self.copy.glob("docs/*.svg"):
+            path.unlink()
+        tool = [sys.executable, self.copy / "common" / "harness" / "sweep" / "sweep.py", "build", self.results]
+        done = subprocess.run([*tool, "--only", "charts"], capture_output=True, text=True, check=False)
+        self.assertNotIn("failed", done.stdout + done.stderr)
+        self.assertEqual(recorded(sweep.ROOT) - recorded(self.copy), set(), "no step of sweep.py makes these")
+        for path, text in pages.items():
+            self.assertEqual(path.read_text(), text, f"{path}: its tables are not those of what is recorded")
+
+
+@unittest.skipUnless(importlib.util.find_spec("torch"), "no PyTorch")
+class Reference(unittest.TestCase):
+    def test_is_what_autograd_finds(self) -> None:
+        from measure_table import context_of_a_head, gradients_of_a_head, torch
+        torch.manual_seed(1)
+        for causal in (False, True):
+            q, k, v, do = (torch.randn(37, 16, dtype=torch.float64, requires_grad=name != "dO")
+                           for name in ("Q", "K", "V", "dO"))
+            o = torch.nn.functional.scaled_dot_product_attention(*(x[None, None] for x in (q, k, v)),
+                                                                 is_causal=causal)[0, 0]
+            want = torch.autograd.grad(o, (q, k, v), do)
+            with torch.no_grad(), mock.patch("precision.SCORES", 5 * 37):  # five queries at once
+                rows = torch.tensor([0, 9, 36])
+                torch.testing.assert_close(context_of_a_head(q, k, v, causal, rows)["O"][0], o[rows])
+                for (found, spread), wanted in zip(gradients_of_a_head(q, k, v, do, causal).values(), want):
+                    torch.testing.assert_close(found, wanted)
+                    self.assertTrue(bool((spread >= found.abs() * (1 - 1e-12)).all()))
 
 
 CONTEXT = {"machine": "nvidia-x", "device": "X", "isa": "sm_90", "cores": "1", "compiler": "c", "flags": "f",
