@@ -91,8 +91,9 @@ __device__ inline void tma_commit() { asm volatile("cp.async.bulk.commit_group;"
 __device__ inline void tma_wait_read() {
   asm volatile("cp.async.bulk.wait_group.read 0;" : : : "memory");
 }
-// Between ordinary stores to shared memory and a copy engine or tensor core that reads them: by
-// each thread that stored, before the barrier that tells the others.
+// Between ordinary stores to shared memory and a copy engine or tensor core that reads them, and
+// between ordinary reads and the copy engine's next write there: by each thread that stored or
+// read, before the barrier that tells the others.
 __device__ inline void fence_async() {
   asm volatile("fence.proxy.async.shared::cta;" : : : "memory");
 }
