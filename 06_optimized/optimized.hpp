@@ -52,6 +52,14 @@ Kernel chosen(Kernel kernel, int here);
 std::string wrong_capability(const std::string& who, int wanted, int here);
 int device_capability();  // of the current GPU
 
+// How many SMs the current GPU has.
+inline int processors() {
+  int device = 0, count = 0;
+  FA_CUDA_CHECK(cudaGetDevice(&device));
+  FA_CUDA_CHECK(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device));
+  return count;
+}
+
 // Do all rows begin at multiples of 16 bytes, in ascending order? What the rungs on the way want.
 template <class X>
 bool in_16_bytes(const View<X>& v) {

@@ -31,10 +31,6 @@ struct Shared {
   Barrier K_full[stages], K_free[stages], V_full[stages], V_free[stages];
 };
 
-struct Maps {
-  CUtensorMap Q, K, V, O;
-};
-
 // Asks for a tile of `rows` rows, from row `first` of head h on.
 template <int rows>
 __device__ void bring(T* tile, const CUtensorMap& map, Barrier* full, int first, int h, int b) {
@@ -55,7 +51,7 @@ struct Place {
   }
 };
 
-__device__ void load(Shared& shared, const Maps& maps, const Problem& p, int count) {
+__device__ void load(Shared& shared, const ForwardMaps& maps, const Problem& p, int count) {
   Ring<Q_buffers> q;
   Ring<stages> k, v;
   for (int n = blockIdx.x; n < count; n += gridDim.x, q.next()) {
@@ -83,8 +79,8 @@ __device__ void load(Shared& shared, const Maps& maps, const Problem& p, int cou
   }
 }
 
-__device__ void compute(Shared& shared, const Maps& maps, const Problem& p, const Forward<T>& t,
-                        int count, float scale) {
+__device__ void compute(Shared& shared, const ForwardMaps& maps, const Problem& p,
+                        const Forward<T>& t, int count, float scale) {
   const int group = uniform(threadIdx.x / 128) - 1, warp = threadIdx.x / 32 % 4;
   const int lane = threadIdx.x % 32;
   const bool leader = threadIdx.x % 128 == 0;
@@ -105,11 +101,6 @@ __device__ void compute(Shared& shared, const Maps& maps, const Problem& p, cons
                             int(mask.visible_keys(at.i0 + min(row + 8, at.rows - 1)))};
     const int blocks = max(1, (int(mask.visible_keys(at.i0 + at.rows - 1)) + Bc - 1) / Bc);
     const int full = int(mask.visible_keys(at.i0 + min(64 * group, at.rows - 1))) / Bc;
-    const auto hide_in_tile = [&](float(&S)[Bc / 2], int j) {
-      const int first = j * Bc + 2 * (lane % 4),
-                limit[2] = {visible[0] - first, visible[1] - first};
-      hide(S, limit);
-    };
     const T* Qi = shared.Q[q.at] + group * 64 * 64;  // the group's rows, of each box of 64 columns
     float O[D / 2] = {}, m[2] = {-INFINITY, -INFINITY}, l[2] = {0, 0}, alpha[2];
     std::uint32_t P[Bc / 16][4];
@@ -125,7 +116,7 @@ __device__ void compute(Shared& shared, const Maps& maps, const Problem& p, cons
       wgmma_commit();
       wgmma_wait<0>(S);
       if (leader) arrive(&shared.K_free[kv.at]);
-      hide_in_tile(S, j);
+      hide(S, visible, j * Bc);
       softmax<Branch::after_first_maximum>(S, c, m, l, alpha);
       round_to<T>(P, S);
     }
@@ -147,7 +138,7 @@ __device__ void compute(Shared& shared, const Maps& maps, const Problem& p, cons
       next_turn();
       wgmma_wait<1>(S);
       if (leader) arrive(&shared.K_free[kv.at]);
-      if constexpr (decltype(masked)::value) hide_in_tile(S, j);
+      if constexpr (decltype(masked)::value) hide(S, visible, j * Bc);
       softmax<Branch::after_first_maximum>(S, c, m, l, alpha);
       wgmma_wait<0>(O);
       if (leader) arrive(&shared.V_free[before.at]);
@@ -171,49 +162,27 @@ __device__ void compute(Shared& shared, const Maps& maps, const Problem& p, cons
     if (leader) arrive(&shared.V_free[kv.at]);
     kv.next();
 
-    // O_i = O / l, L_i = m + log l. A row without keys has l = 0: O = 0 and L = -inf.
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      l[r] = row_sum(l[r]);
-      if (t.LSE && lane % 4 == 0 && row + 8 * r < at.rows)
-        t.LSE[(at.b * p.Hq + at.h) * p.Nq + at.i0 + row + 8 * r] =
-            l[r] == 0 ? -INFINITY : m[r] * scale + __logf(l[r]);
-      divide(r, O, l[r]);
-    }
+    // O_i = O / l, L_i = m + log l
+    finish(O, m, l, scale, t.LSE, (at.b * p.Hq + at.h) * p.Nq + at.i0, row, at.rows);
 
     // A warp's 16 rows leave by themselves, while the next tile has begun.
     T* Oi = shared.O + (64 * group + 16 * warp) * 64;
     if (lane == 0) tma_wait_read();
     __syncwarp();  // the rows of the tile before have left
-    put<Br>(Oi, O, lane);
-    fence_async();
-    __syncwarp();
-    if (lane == 0) {
-#pragma unroll
-      for (int x = 0; x < D; x += 64)
-        tma_store(maps.O, Oi + x * Br, x, at.i0 + 64 * group + 16 * warp, at.h, at.b);
-      tma_commit();
-    }
+    store_rows<Br>(maps.O, Oi, O, lane, at.i0, 64 * group + 16 * warp, at.h, at.b);
   }
   if (lane == 0) tma_wait_read();
 }
 
 __global__ void __launch_bounds__(threads, 1)
-    persistent_kernel(const __grid_constant__ Maps maps, const __grid_constant__ Problem p,
+    persistent_kernel(const __grid_constant__ ForwardMaps maps, const __grid_constant__ Problem p,
                       const __grid_constant__ Forward<T> t, int count, float scale) {
   extern __shared__ __align__(1024) unsigned char memory[];
   auto& shared = *reinterpret_cast<Shared*>(memory);
   if (threadIdx.x == 0) {
-    for (int i = 0; i < Q_buffers; ++i) {
-      init(&shared.Q_full[i], 1);
-      init(&shared.Q_free[i], 4 * groups);  // one lane of each warp says so
-    }
-    for (int i = 0; i < stages; ++i) {
-      init(&shared.K_full[i], 1);
-      init(&shared.K_free[i], groups);  // one thread of each group says so
-      init(&shared.V_full[i], 1);
-      init(&shared.V_free[i], groups);
-    }
+    init(shared.Q_full, shared.Q_free, 4 * groups);  // a lane of each warp says so
+    init(shared.K_full, shared.K_free, groups);      // a thread of each group
+    init(shared.V_full, shared.V_free, groups);
     fence_barriers();
   }
   __syncthreads();
@@ -231,15 +200,10 @@ __global__ void __launch_bounds__(threads, 1)
 template <class T>
 void launch_persistent(const Problem& p, const Forward<T>& t, float scale, cudaStream_t stream) {
   if (p.Nk == 0) return launch_swizzle(p, t, scale, stream);  // TMA knows no empty tensor
-  const Maps maps = {
-      tensor_map(t.Q, p.B, p.Hq, p.Nq, D, Br), tensor_map(t.K, p.B, p.Hkv, p.Nk, D, Bc),
-      tensor_map(t.V, p.B, p.Hkv, p.Nk, D, Bc), tensor_map(t.O, p.B, p.Hq, p.Nq, D, 16)};
+  const ForwardMaps maps = maps_of(p, t, Br, Bc);
   allow_shared_memory(persistent_kernel, sizeof(Shared));
-  int device = 0, processors = 0;
-  FA_CUDA_CHECK(cudaGetDevice(&device));
-  FA_CUDA_CHECK(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device));
   const int count = int(p.B * p.Hq * ((p.Nq + Br - 1) / Br));
-  FA_LAUNCH(persistent_kernel, dim3(unsigned(std::min(processors, count))), dim3(threads),
+  FA_LAUNCH(persistent_kernel, dim3(unsigned(std::min(processors(), count))), dim3(threads),
             sizeof(Shared), stream, maps, p, t, count, scale);
 }
 template void launch_persistent(const Problem&, const Forward<__nv_bfloat16>&, float, cudaStream_t);

@@ -31,31 +31,40 @@ struct Sizes {
   static constexpr int registers = groups == 3 ? 160 : 240;
 };
 
-struct Maps {
-  CUtensorMap Q, K, V, O;
-};
-
-// The tiles of all heads, in the order in which they are taken: in each section of heads first the
-// last tile of every head, then the one before ...
-struct Order {
-  int tiles, heads, section;  // tiles of a head, all heads, heads of a section
-  unsigned* taken;            // how many have been taken beyond the first of each block; or null
-};
-
-// What a block of threads has to do for one tile of queries.
+// What a block of threads has to do for one tile of queries, number n of all. Tiles are taken in
+// this order: in each section of heads first the last tile of every head, then the one before ...
 struct Task {
-  int b, h;           // batch, head; h < 0: nothing more to do
-  int i0, rows;       // its rows of Q
-  int length, shift;  // of the mask: row i sees keys [0, i + shift), and none past the length
-  int blocks;         // of keys that its last row sees, at least one
-  __device__ int visible_keys(int i) const { return max(0, min(i + shift, length)); }
+  int b = 0, h = -1;          // batch, head; h < 0: nothing more to do
+  int i0 = 0, rows = 0;       // its rows of Q
+  int length = 0, shift = 0;  // of the mask: row i sees keys [0, i + shift), none past the length
+  int blocks = 0;             // of keys that its last row sees, at least one
+
+  __device__ Task(const Problem& p, int Br, int Bc, int section, int n) {
+    const int Hq = int(p.Hq), Nq = int(p.Nq), Nk = int(p.Nk);
+    const int tiles = (Nq + Br - 1) / Br, heads = int(p.B) * Hq;
+    if (n >= tiles * heads) return;
+    // The section's first head, how many heads it has, and which of its tiles this is.
+    const int first = n / (section * tiles) * section;
+    const int here = min(section, heads - first), rest = n - first * tiles;
+    const int head = first + rest % here;
+    b = head / Hq;
+    h = head % Hq;
+    i0 = (tiles - 1 - rest / here) * Br;
+    rows = min(Br, Nq - i0);
+    length = int(Mask(p, b).length);
+    shift = p.causal == Causal::none ? Nk : p.causal == Causal::top_left ? 1 : 1 + Nk - Nq;
+    blocks = max(1, (visible_keys(rows - 1) + Bc - 1) / Bc);
+  }
+  // What a row of the tile sees; one past the end counts as the last.
+  __device__ int visible_keys(int row) const {
+    return max(0, min(i0 + min(row, rows - 1) + shift, length));
+  }
 };
 
 template <class Tiles, class T>
 struct Shared {
   alignas(1024) T Q[Tiles::Q_buffers][Tiles::Br * Tiles::D];
-  alignas(1024) T K[Tiles::stages][Tiles::Bc * Tiles::D];
-  alignas(1024) T V[Tiles::stages][Tiles::Bc * Tiles::D];
+  alignas(1024) T K[Tiles::stages][Tiles::Bc * Tiles::D], V[Tiles::stages][Tiles::Bc * Tiles::D];
   alignas(1024) T O[Tiles::own_O ? Tiles::Br * Tiles::D : 64];
   Barrier Q_full[Tiles::Q_buffers], Q_free[Tiles::Q_buffers];
   Barrier K_full[Tiles::stages], K_free[Tiles::stages];
@@ -65,21 +74,20 @@ struct Shared {
 
 // ---- the loader ----
 
-// A tile of `tile_rows` rows, from row `first` of head h on. By TMA one thread asks; where that
-// cannot go (addresses that are no multiples of 16 bytes) the loader's 128 threads carry.
-template <bool tma, class Tiles, int tile_rows, class T>
+// A tile of `rows` rows, from row `first` of head h on. By TMA one thread asks; where that cannot go
+// (addresses that are no multiples of 16 bytes) the loader's 128 threads carry.
+template <bool tma, int D, int rows, class T>
 __device__ void bring(T* tile, const CUtensorMap& map, const View<const T>& X, Barrier* full,
                       std::int64_t end, std::int64_t d, int first, int h, int b) {
   if constexpr (tma) {
-    arrive_expecting(full, tile_rows * Tiles::D * int(sizeof(T)));
+    arrive_expecting(full, rows * D * int(sizeof(T)));
 #pragma unroll
-    for (int x = 0; x < Tiles::D; x += 64)
-      tma_load(tile + x * tile_rows, map, full, x, first, h, b);
+    for (int x = 0; x < D; x += 64) tma_load(tile + x * rows, map, full, x, first, h, b);
   } else {
 #pragma unroll 1
-    for (int e = threadIdx.x; e < tile_rows * Tiles::D; e += 128) {
-      const int r = e / Tiles::D, x = e % Tiles::D;
-      tile[x / 64 * tile_rows * 64 + swizzled_chunk(r, x % 64 / 8) + x % 8] =
+    for (int e = threadIdx.x; e < rows * D; e += 128) {
+      const int r = e / D, x = e % D;
+      tile[x / 64 * rows * 64 + swizzled_chunk(r, x % 64 / 8) + x % 8] =
           first + r < end && x < d ? X.at(b, h, first + r)[x] : T(0.0f);
     }
     fence_async();
@@ -88,56 +96,35 @@ __device__ void bring(T* tile, const CUtensorMap& map, const View<const T>& X, B
   }
 }
 
-__device__ inline Task task_of(const Problem& p, const Order& order, int Br, int Bc, int n) {
-  Task task{0, -1};
-  if (n >= order.tiles * order.heads) return task;
-  // The section's first head, how many heads it has, and which of its tiles this is.
-  const int first = n / (order.section * order.tiles) * order.section;
-  const int here = min(order.section, order.heads - first), rest = n - first * order.tiles;
-  const int head = first + rest % here, tile = order.tiles - 1 - rest / here;
-  const int Hq = int(p.Hq), Nq = int(p.Nq), Nk = int(p.Nk);
-  task.b = head / Hq;
-  task.h = head % Hq;
-  task.i0 = tile * Br;
-  task.rows = min(Br, Nq - task.i0);
-  task.length = int(Mask(p, task.b).length);
-  task.shift = p.causal == Causal::none ? Nk : p.causal == Causal::top_left ? 1 : 1 + Nk - Nq;
-  task.blocks = max(1, (task.visible_keys(task.i0 + task.rows - 1) + Bc - 1) / Bc);
-  return task;
-}
-
 // Brings tiles as long as there is room for them. K runs one block ahead of V: it is needed
 // earlier.
 template <bool tma, class Tiles, class T>
-__device__ void load(Shared<Tiles, T>& shared, const Maps& maps, const Problem& p,
-                     const Forward<T>& t, const Order& order) {
-  constexpr int Br = Tiles::Br, Bc = Tiles::Bc;
+__device__ void load(Shared<Tiles, T>& shared, const ForwardMaps& maps, const Problem& p,
+                     const Forward<T>& t, int section, unsigned* taken) {
+  constexpr int D = Tiles::D, Br = Tiles::Br, Bc = Tiles::Bc;
   Ring<Tiles::Q_buffers> q;
   Ring<Tiles::stages> k, v;
   for (int n = blockIdx.x;;) {
-    const Task task = task_of(p, order, Br, Bc, n);
+    const Task task(p, Br, Bc, section, n);
     wait(&shared.Q_free[q.at], q.phase ^ 1);
     if (tma || threadIdx.x == 0) shared.task[q.at] = task;
-    if (task.h < 0) {
-      if (tma || threadIdx.x == 0) arrive(&shared.Q_full[q.at]);
-      return;
-    }
-    bring<tma, Tiles, Br>(shared.Q[q.at], maps.Q, t.Q, &shared.Q_full[q.at], p.Nq, p.d, task.i0,
-                          task.h, task.b);
+    if (task.h < 0) break;
+    bring<tma, D, Br>(shared.Q[q.at], maps.Q, t.Q, &shared.Q_full[q.at], p.Nq, p.d, task.i0, task.h,
+                      task.b);
     q.next();
-    n = int(gridDim.x) + (tma && order.taken ? int(atomicAdd(order.taken, 1u)) : n);
+    n = int(gridDim.x) + (tma && taken ? int(atomicAdd(taken, 1u)) : n);
 
     const int hk = int(p.key_head(task.h));
     const auto bring_K = [&](int j) {
       wait(&shared.K_free[k.at], k.phase ^ 1);
-      bring<tma, Tiles, Bc>(shared.K[k.at], maps.K, t.K, &shared.K_full[k.at], task.length, p.d,
-                            j * Bc, hk, task.b);
+      bring<tma, D, Bc>(shared.K[k.at], maps.K, t.K, &shared.K_full[k.at], task.length, p.d, j * Bc,
+                        hk, task.b);
       k.next();
     };
     const auto bring_V = [&](int j) {
       wait(&shared.V_free[v.at], v.phase ^ 1);
-      bring<tma, Tiles, Bc>(shared.V[v.at], maps.V, t.V, &shared.V_full[v.at], task.length, p.d,
-                            j * Bc, hk, task.b);
+      bring<tma, D, Bc>(shared.V[v.at], maps.V, t.V, &shared.V_full[v.at], task.length, p.d, j * Bc,
+                        hk, task.b);
       v.next();
     };
     bring_K(task.blocks - 1);
@@ -147,12 +134,13 @@ __device__ void load(Shared<Tiles, T>& shared, const Maps& maps, const Problem& 
     }
     bring_V(0);
   }
+  if (tma || threadIdx.x == 0) arrive(&shared.Q_full[q.at]);  // the task that ends it all
 }
 
 // ---- the warpgroups that compute, 64 rows each ----
 
 template <bool tma, class Tiles, class T>
-__device__ void compute(Shared<Tiles, T>& shared, const Maps& maps, const Problem& p,
+__device__ void compute(Shared<Tiles, T>& shared, const ForwardMaps& maps, const Problem& p,
                         const Forward<T>& t, float scale) {
   constexpr int D = Tiles::D, Br = Tiles::Br, Bc = Tiles::Bc;
   const int group = uniform(threadIdx.x / 128) - 1, warp = threadIdx.x / 32 % 4;
@@ -178,14 +166,8 @@ __device__ void compute(Shared<Tiles, T>& shared, const Maps& maps, const Proble
     // S_ij = Q_i K_j^T of the last block; what a tile needs is computed meanwhile
     float O[D / 2], m[2] = {-INFINITY, -INFINITY}, l[2] = {0, 0}, alpha[2];
     std::uint32_t P[Bc / 16][4];
-    const int visible[2] = {task.visible_keys(task.i0 + min(row, task.rows - 1)),
-                            task.visible_keys(task.i0 + min(row + 8, task.rows - 1))};
-    const int full = task.visible_keys(task.i0 + min(64 * group, task.rows - 1)) / Bc;
-    const auto hide_in_block = [&](float(&S)[Bc / 2], int j) {
-      const int first = j * Bc + 2 * (lane % 4);
-      const int limit[2] = {visible[0] - first, visible[1] - first};
-      hide(S, limit);
-    };
+    const int visible[2] = {task.visible_keys(row), task.visible_keys(row + 8)};
+    const int full = task.visible_keys(64 * group) / Bc;
     {
       float S[Bc / 2];
       wait(&shared.K_full[kv.at], kv.phase);
@@ -196,7 +178,7 @@ __device__ void compute(Shared<Tiles, T>& shared, const Maps& maps, const Proble
       for (int i = 0; i < D / 2; ++i) O[i] = 0;
       wgmma_wait<0>(S);
       if (leader) arrive(&shared.K_free[kv.at]);
-      hide_in_block(S, j);
+      hide(S, visible, j * Bc);
       softmax<Tiles::branch, clamp>(S, c, m, l, alpha);
       round_to<T>(P, S);
     }
@@ -228,7 +210,7 @@ __device__ void compute(Shared<Tiles, T>& shared, const Maps& maps, const Proble
       next_turn();
       wgmma_wait<1>(S);
       if (leader) arrive(&shared.K_free[kv.at]);
-      if constexpr (decltype(masked)::value) hide_in_block(S, j);
+      if constexpr (decltype(masked)::value) hide(S, visible, j * Bc);
       softmax<Tiles::branch, clamp>(S, c, m, l, alpha);
       // ptxas moves this wait up between the exponentials, unless a branch is in the way.
       if (Tiles::branch == Branch::after_weights && l[0] + l[1] < 0) asm volatile("brkpt;");
@@ -257,31 +239,16 @@ __device__ void compute(Shared<Tiles, T>& shared, const Maps& maps, const Proble
     if (leader) arrive(&shared.V_free[kv.at]);
     kv.next();
 
-    // O_i = O / l, L_i = m + log l. A row without keys has l = 0: O = 0 and L = -inf.
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      l[r] = row_sum(l[r]);
-      if (t.LSE && lane % 4 == 0 && row + 8 * r < task.rows)
-        t.LSE[(task.b * p.Hq + task.h) * p.Nq + task.i0 + row + 8 * r] =
-            l[r] == 0 ? -INFINITY : m[r] * scale + __logf(l[r]);
-      divide(r, O, l[r]);
-    }
+    // O_i = O / l, L_i = m + log l
+    finish(O, m, l, scale, t.LSE, (task.b * p.Hq + task.h) * p.Nq + task.i0, row, task.rows);
 
     if constexpr (tma) {
       // A warp's 16 rows leave by themselves, through shared memory.
       T* Oi = (Tiles::own_O ? shared.O : shared.Q[q.at]) + (64 * group + 16 * warp) * 64;
       if (Tiles::own_O && lane == 0) tma_wait_read();
       __syncwarp();  // what was there has left
-      put<Br>(Oi, O, lane);
-      fence_async();
-      __syncwarp();
-      if (lane == 0) {
-#pragma unroll
-        for (int x = 0; x < D; x += 64)
-          tma_store(maps.O, Oi + x * Br, x, task.i0 + 64 * group + 16 * warp, task.h, task.b);
-        tma_commit();
-        if (!Tiles::own_O) tma_wait_read();
-      }
+      store_rows<Br>(maps.O, Oi, O, lane, task.i0, 64 * group + 16 * warp, task.h, task.b);
+      if (!Tiles::own_O && lane == 0) tma_wait_read();
     } else {
 #pragma unroll
       for (int i = 0; i < D / 2; ++i) {
@@ -297,28 +264,21 @@ __device__ void compute(Shared<Tiles, T>& shared, const Maps& maps, const Proble
 
 template <bool tma, class Tiles, class T>
 __global__ void __launch_bounds__(Tiles::threads, 1)
-    hopper_kernel(const __grid_constant__ Maps maps, const __grid_constant__ Problem p,
-                  const __grid_constant__ Forward<T> t, const __grid_constant__ Order order,
-                  float scale) {
+    hopper_kernel(const __grid_constant__ ForwardMaps maps, const __grid_constant__ Problem p,
+                  const __grid_constant__ Forward<T> t, int section, unsigned* taken, float scale) {
   extern __shared__ __align__(1024) unsigned char memory[];
   auto& shared = *reinterpret_cast<Shared<Tiles, T>*>(memory);
   if (threadIdx.x == 0) {
-    for (int i = 0; i < Tiles::Q_buffers; ++i) {
-      init(&shared.Q_full[i], 1);
-      init(&shared.Q_free[i], 4 * Tiles::groups);  // a lane of each warp says so
-    }
-    for (int i = 0; i < Tiles::stages; ++i) {
-      init(&shared.K_full[i], 1);
-      init(&shared.K_free[i], Tiles::groups);
-      init(&shared.V_full[i], 1);
-      init(&shared.V_free[i], Tiles::groups);
-    }
+    init(shared.Q_full, shared.Q_free, 4 * Tiles::groups);  // a lane of each warp says so
+    init(shared.K_full, shared.K_free, Tiles::groups);      // a thread of each group
+    init(shared.V_full, shared.V_free, Tiles::groups);
     fence_barriers();
   }
   __syncthreads();
   if (uniform(threadIdx.x / 128) == 0) {
     give_registers<Tiles::loader_registers>();
-    if (!tma || (threadIdx.x < 32 && elected())) load<tma, Tiles>(shared, maps, p, t, order);
+    if (!tma || (threadIdx.x < 32 && elected()))
+      load<tma, Tiles>(shared, maps, p, t, section, taken);
   } else {
     take_registers<Tiles::registers>();
     compute<tma, Tiles>(shared, maps, p, t, scale);
@@ -328,31 +288,23 @@ __global__ void __launch_bounds__(Tiles::threads, 1)
 template <bool tma, class Tiles, class T>
 void launch(const Problem& p, const Forward<T>& t, float scale, unsigned* taken,
             cudaStream_t stream) {
-  Maps maps{};
-  if constexpr (tma)
-    maps = {tensor_map(t.Q, p.B, p.Hq, p.Nq, p.d, Tiles::Br),
-            tensor_map(t.K, p.B, p.Hkv, p.Nk, p.d, Tiles::Bc),
-            tensor_map(t.V, p.B, p.Hkv, p.Nk, p.d, Tiles::Bc),
-            tensor_map(t.O, p.B, p.Hq, p.Nq, p.d, 16)};
+  const ForwardMaps maps = tma ? maps_of(p, t, Tiles::Br, Tiles::Bc) : ForwardMaps{};
   const std::int64_t heads = p.B * p.Hq, tiles = (p.Nq + Tiles::Br - 1) / Tiles::Br;
-  Order order{int(tiles), int(heads), 1, taken};
+  std::int64_t section = 1;
   if (taken) {
     // Tiles of many sizes: as many heads a section as fit into 32 MiB of L2. But from 8192 keys on
     // all of them: 1.3 % faster with a causal mask. That is measured, not derived.
-    std::int64_t section = 1;
     while ((p.Nk >= 8192 || 2 * section * (2 * p.Nk * Tiles::D * 2) <= 32 << 20) && section < heads)
       section *= 2;
-    order.section = int(std::min(section * (p.Hq / p.Hkv), heads));
+    section = std::min(section * (p.Hq / p.Hkv), heads);
     FA_CUDA_CHECK(cudaMemsetAsync(taken, 0, sizeof *taken, stream));
   }
-  int device = 0, processors = 0;
-  FA_CUDA_CHECK(cudaGetDevice(&device));
-  FA_CUDA_CHECK(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device));
   const auto kernel = hopper_kernel<tma, Tiles, T>;
   constexpr std::size_t bytes = sizeof(Shared<Tiles, T>);
   allow_shared_memory(kernel, bytes);
-  FA_LAUNCH(kernel, dim3(unsigned(std::min<std::int64_t>(processors, tiles * heads))),
-            dim3(Tiles::threads), bytes, stream, maps, p, t, order, scale);
+  const auto blocks = unsigned(std::min<std::int64_t>(processors(), tiles * heads));
+  FA_LAUNCH(kernel, dim3(blocks), dim3(Tiles::threads), bytes, stream, maps, p, t, int(section),
+            taken, scale);
 }
 
 }  // namespace

@@ -24,6 +24,14 @@ __device__ void hide(float (&S)[n], const int (&limit)[2]) {
     if (8 * (i / 4) + i % 2 >= limit[i / 2 % 2]) S[i] = -INFINITY;
 }
 
+// The same in a block that begins with key j, where the thread's row r sees keys [0, visible[r]).
+template <int n>
+__device__ void hide(float (&S)[n], const int (&visible)[2], int j) {
+  const int first = j + 2 * (threadIdx.x % 4);
+  const int limit[2] = {visible[0] - first, visible[1] - first};
+  hide(S, limit);
+}
+
 // ---- of one row, r ----
 
 // m = max(m, max_j S_ij), mc = c m, alpha = 2^(c (m_before - m)).
@@ -148,6 +156,37 @@ __device__ void put(T* to, const float (&O)[n], int lane) {
     for (int k = 0; k < 4; ++k)
       fragment[k] = rounded_pair<T>(O[8 * x + 2 * k], O[8 * x + 2 * k + 1]);
     stmatrix(to + x / 4 * Br * 64 + swizzled_chunk(lane % 16, 2 * (x % 4) + lane / 16), fragment);
+  }
+}
+
+// ---- Rungs 11 and 12: the end in two calls, which rungs 5 to 10 spell out ----
+
+// O_i = O / l, L_i = m + log l, unless LSE is null. A row without keys has l = 0: O = 0 and
+// L = -inf. `row` is the thread's upper one in a tile of `rows`, whose LSE begins at LSE[first].
+template <int n>
+__device__ void finish(float (&O)[n], const float (&m)[2], float (&l)[2], float scale, float* LSE,
+                       std::int64_t first, int row, int rows) {
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    l[r] = row_sum(l[r]);
+    if (LSE && threadIdx.x % 4 == 0 && row + 8 * r < rows)
+      LSE[first + row + 8 * r] = l[r] == 0 ? -INFINITY : m[r] * scale + __logf(l[r]);
+    divide(r, O, l[r]);
+  }
+}
+
+// A warp's 16 rows leave by themselves, through what begins at `from` in a tile of Br rows. They are
+// those from row `first` on of the tile of queries that begins at i0.
+template <int Br, class T, int n>
+__device__ void store_rows(const CUtensorMap& map, T* from, const float (&O)[n], int lane, int i0,
+                           int first, int h, int b) {
+  put<Br>(from, O, lane);
+  fence_async();
+  __syncwarp();
+  if (lane == 0) {
+#pragma unroll
+    for (int x = 0; x < 2 * n; x += 64) tma_store(map, from + x * Br, x, i0 + first, h, b);
+    tma_commit();
   }
 }
 

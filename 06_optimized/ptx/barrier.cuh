@@ -65,6 +65,16 @@ struct Ring {
   }
 };
 
+// The barriers of a ring: a buffer is full when the loader says so and its bytes are there, free when
+// all its readers have said so.
+template <int size>
+__device__ void init(Barrier (&full)[size], Barrier (&free)[size], int readers) {
+  for (int i = 0; i < size; ++i) {
+    init(&full[i], 1);
+    init(&free[i], readers);
+  }
+}
+
 // ---- numbered barriers, 1 to 15 (0 is __syncthreads) ----
 // `threads` of the block, a multiple of 32, take part: some wait, others only say that they came.
 

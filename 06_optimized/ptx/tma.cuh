@@ -61,6 +61,17 @@ CUtensorMap tensor_map(const View<T>& v, std::int64_t B, std::int64_t H, std::in
   return map;
 }
 
+// Of all tensors of a forward pass, for tiles of Br queries and Bc keys. O leaves by 16 rows, those
+// of a warp.
+struct ForwardMaps {
+  CUtensorMap Q, K, V, O;
+};
+template <class T>
+ForwardMaps maps_of(const Problem& p, const Forward<T>& t, int Br, int Bc) {
+  return {tensor_map(t.Q, p.B, p.Hq, p.Nq, p.d, Br), tensor_map(t.K, p.B, p.Hkv, p.Nk, p.d, Bc),
+          tensor_map(t.V, p.B, p.Hkv, p.Nk, p.d, Bc), tensor_map(t.O, p.B, p.Hq, p.Nq, p.d, 16)};
+}
+
 // ---- device ----
 
 // Asks for the box at column x, row i of head h and batch b; its bytes (all of them, also those
