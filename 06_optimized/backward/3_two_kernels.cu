@@ -73,7 +73,9 @@ __device__ void compute_dkv(KeyShared<Tiles, T>& shared, const Maps& maps, float
     const int now = at.at;
     float P[Br / 2], dP[Br / 2];
     std::uint32_t rounded_P[Br / 16][4], rounded_dS[Br / 16][4];
-    wgmma_wait<0>(S);  // and dK of the tile before, which is done with
+    // And dK of the tile before, which is done with: a product begins when all four warps have
+    // asked for it, so that one thread may speak for them.
+    wgmma_wait<0>(S);
     if (leader && n > 0) arrive(&shared.free[now ^ 1]);
 
     // dP^T = V dO^T, and P^T meanwhile
