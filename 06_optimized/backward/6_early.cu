@@ -220,12 +220,8 @@ __global__ void __launch_bounds__(threads, 1)
   auto& shared = *reinterpret_cast<Shared*>(memory);
   if (threadIdx.x == 0) {
     init(&shared.KV_full, 1);
-    for (int i = 0; i < stages; ++i) {
-      init(&shared.Q_full[i], 1);
-      init(&shared.Q_free[i], groups);  // one thread of each group says so
-      init(&shared.dO_full[i], 1);
-      init(&shared.dO_free[i], groups);
-    }
+    init(shared.Q_full, shared.Q_free, groups);  // one thread of each group says so
+    init(shared.dO_full, shared.dO_free, groups);
     fence_barriers();
   }
   __syncthreads();

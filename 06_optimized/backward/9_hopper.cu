@@ -284,12 +284,8 @@ __global__ void __launch_bounds__(Tiles::threads, 1)
   auto& shared = *reinterpret_cast<Shared<Tiles, T>*>(memory);
   if (threadIdx.x == 0) {
     init(&shared.KV_full, 1);
-    for (int i = 0; i < Tiles::stages; ++i) {
-      init(&shared.Q_full[i], 1);
-      init(&shared.Q_free[i], Tiles::groups);  // one thread of each group says so
-      init(&shared.dO_full[i], 1);
-      init(&shared.dO_free[i], Tiles::groups);
-    }
+    init(shared.Q_full, shared.Q_free, Tiles::groups);  // one thread of each group says so
+    init(shared.dO_full, shared.dO_free, Tiles::groups);
     fence_barriers();
   }
   __syncthreads();
