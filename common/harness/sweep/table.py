@@ -181,6 +181,8 @@ WORDS = {"forward": "the forward", "backward": "the backward", "step": "a traini
 def markdown(context: dict[str, str], rows: dict[str, Row], pictures: Sequence[str]) -> str:
     empty = [row for row in rows.values() if "status" in row]
     count = Counter(row["status"].replace("_", " ") for row in empty)
+    if left := sum(cell.name(side) not in rows for cell in cells() for side in SIDES):
+        count["not measured yet"] = left
     without = ", ".join(f"{n} {status}" for status, n in sorted(count.items())) or "none"
     parts = [f"""# The big table
 
