@@ -194,8 +194,8 @@ __device__ void compute(Shared& shared, const Maps& maps, const Problem& p, floa
     multiply_add<T, Br>(dK, rounded_dS, shared.Q[now]);
     wgmma_commit();
 
-    // And dV. A product begins when all four warps have asked for it, and they have read D_i by then:
-    // one thread may speak for them, without a meeting.
+    // And dV. A product begins when all four warps have asked for it, and they have read D_i by
+    // then: one thread may speak for them, without a meeting.
     wgmma_wait<1>(dQ);
     if (leader) arrive(&shared.dO_free[now]);
     if (n > 0) hand_over(dQ);

@@ -74,8 +74,8 @@ struct Shared {
 
 // ---- the loader ----
 
-// A tile of `rows` rows, from row `first` of head h on. By TMA one thread asks; where that cannot go
-// (addresses that are no multiples of 16 bytes) the loader's 128 threads carry.
+// A tile of `rows` rows, from row `first` of head h on. By TMA one thread asks; where that cannot
+// go (addresses that are no multiples of 16 bytes) the loader's 128 threads carry.
 template <bool tma, int D, int rows, class T>
 __device__ void bring(T* tile, const CUtensorMap& map, const View<const T>& X, Barrier* full,
                       std::int64_t end, std::int64_t d, int first, int h, int b) {

@@ -175,8 +175,8 @@ __device__ void finish(float (&O)[n], const float (&m)[2], float (&l)[2], float 
   }
 }
 
-// A warp's 16 rows leave by themselves, through what begins at `from` in a tile of Br rows. They are
-// those from row `first` on of the tile of queries that begins at i0.
+// A warp's 16 rows leave by themselves, through what begins at `from` in a tile of Br rows. They
+// are those from row `first` on of the tile of queries that begins at i0.
 template <int Br, class T, int n>
 __device__ void store_rows(const CUtensorMap& map, T* from, const float (&O)[n], int lane, int i0,
                            int first, int h, int b) {

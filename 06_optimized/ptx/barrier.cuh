@@ -65,8 +65,8 @@ struct Ring {
   }
 };
 
-// The barriers of a ring: a buffer is full when the loader says so and its bytes are there, free when
-// all its readers have said so.
+// The barriers of a ring: a buffer is full when the loader says so and its bytes are there, free
+// when all its readers have said so.
 template <int size>
 __device__ void init(Barrier (&full)[size], Barrier (&free)[size], int readers) {
   for (int i = 0; i < size; ++i) {
