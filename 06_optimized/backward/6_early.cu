@@ -8,10 +8,10 @@
 // first keys of all heads first, which with a causal mask are seen by the most queries.
 //
 // What should change: one wait less in each step, for a product of 256 cycles, 512 if both groups
-// are at it, of about 4300: 6 to 12 %. With a causal mask more: the blocks that begin last are the
+// are at it, of about 4200: 6 to 12 %. With a causal mask more: the blocks that begin last are the
 // shortest, so the slowest SM has 512 steps instead of 548 at N = 4096 (B N = 16,384, 16 heads).
 //
-// Measured: 611 TFLOP/s after 594; with a causal mask 519 after 503.
+// Measured: 619 TFLOP/s after 596; with a causal mask 543 after 514.
 #include "06_optimized/backward.hpp"
 #include "06_optimized/backward/steps.cuh"
 #include "06_optimized/ptx/mma.cuh"

@@ -2,7 +2,8 @@
 // contract.
 //
 // The idea: what remains is in the details.
-//   d = 64     a tile has 128 queries, so that a step is as much work as with d = 128
+//   d = 64     a tile has 128 queries, so that a step is as much work as with d = 128; dQ is added
+//              up from registers (rung 4), which spares shared memory; dV comes behind dS (rung 6)
 //   no mask    a kernel of its own: the branch that hides scores costs even where it is not taken,
 //              because ptxas moves nothing over it
 //   a mask     hides S, before its exponentials, and not P, after them: then exponentials and
@@ -10,9 +11,9 @@
 //   sections   of heads whose Q, dO and dQ need 20 MiB, not 40: more of it is still in the L2 cache
 //              when it is asked for
 //
-// What should change: 1 to 5 % without a mask. And d, types, strides and key lengths as promised.
+// What should change: 1 to 3 % without a mask. And d, types, strides and key lengths as promised.
 //
-// Measured: 648 TFLOP/s after 639; with a causal mask 559 after 574.
+// Measured: 656 TFLOP/s after 648; with a causal mask 585 after 587.
 #include <cfloat>
 
 #include "06_optimized/backward.hpp"
@@ -223,8 +224,8 @@ __device__ void compute(Shared<Tiles, T>& shared, const Maps& maps, const Proble
     exponentials(P, S, now);
     round_to<T>(rounded_P, P);
     if (!Tiles::late_dV) issue_sum(dV, rounded_P, shared.dO[now]);
-    // dS, while dV is under way. Its buffer is free: the other group is done with the step before
-    // the last, since it has written dS of the last one.
+    // dS, with d = 128 while dV is under way. Its buffer is free: the other group is done with the
+    // step before the last, since it has written dS of the last one.
     if (n > 0) sync(ready + 2 * (group ^ 1) + (n - 1) % 2, 256);
     wgmma_wait<Tiles::late_dV ? 0 : 1>(dP);
     make_dS(rounded_dS, dP, P, now, shared.dS[buffer]);
