@@ -913,7 +913,7 @@ def backward_roof() -> None:
         "A step of rung 9: cycles of each unit of an SM",
         330,
     )
-    left, scale, y = 176.0, 0.158, 62.0
+    left, scale, y = 216.0, 0.147, 62.0
     # operands of S and dP, of dV and dK, of dQ; Q and dO arrive; dS; dQ in and out; LSE2 and D
     shared = {64: (768, 512, 512, 256, 256, 0, 256), 128: (1024, 512, 512, 256, 128, 512, 128)}
     short = ("S, dP", "dV, dK", "dQ", "TMA", "dS", "dQ out", "L, D")
