@@ -5,8 +5,8 @@
 //   Q_i in registers          for d <= 64 and tiles of 64 keys; else S and O leave no room
 //   tiles of 128 keys         for d <= 64 without a causal mask: half the barriers and maxima
 //   one buffer for K, V each  V_j arrives under Q K_j^T and the softmax, K_j-1 under P V_j. Half
-//                             the shared memory, so that two blocks share an SM, and one's softmax
-//                             runs under the other's products
+//                             the memory for them: with twice the rows two blocks still share an
+//                             SM, and one's softmax runs under the other's products
 //   two loops over the tiles  from the right end: first the tiles that some row sees in part, with
 //                             the mask, then all others without a trace of one
 //   2^x                       exp(scale x) = 2^(c x), c = scale log2 e: one multiplication less
