@@ -1,7 +1,5 @@
 // What happens around every kernel of the backward: before it, two numbers for each row of queries;
 // after it, where dQ was added up in fp32, the rounding.
-#include <algorithm>
-
 #include "06_optimized/backward.hpp"
 #include "06_optimized/ptx/mma.cuh"
 

@@ -73,8 +73,8 @@ __device__ void compute_dkv(KeyShared<Tiles, T>& shared, const Maps& maps, float
     const int now = at.at;
     float P[Br / 2], dP[Br / 2];
     std::uint32_t rounded_P[Br / 16][4], rounded_dS[Br / 16][4];
-    // And dK of the tile before, which is done with: a product begins when all four warps have
-    // asked for it, so that one thread may speak for them.
+    // And dK of the tile before, which is done with. The hardware multiplies for four warps
+    // together, which libraries count on, too: one thread may speak for them.
     wgmma_wait<0>(S);
     if (leader && n > 0) arrive(&shared.free[now ^ 1]);
 
@@ -86,7 +86,7 @@ __device__ void compute_dkv(KeyShared<Tiles, T>& shared, const Maps& maps, float
     weights_transposed(P, S, c, shared.LSE2[now] + x0);
     if (i * Br < all_seen) {
       const int begin[2] = {first_row[0] - i * Br - x0, first_row[1] - i * Br - x0};
-      hide_before(begin, P);
+      hide(P, begin);
     }
 
     round_to<T>(rounded_P, P);
@@ -279,14 +279,8 @@ __global__ void __launch_bounds__(threads, 1)
   auto& shared = *reinterpret_cast<QueryShared<Tiles, T>*>(memory);
   if (threadIdx.x == 0) {
     init(&shared.Q_full, 1);
-    for (int i = 0; i < Tiles::K_buffers; ++i) {
-      init(&shared.K_full[i], 1);
-      init(&shared.K_free[i], groups);
-    }
-    for (int i = 0; i < Tiles::V_buffers; ++i) {
-      init(&shared.V_full[i], 1);
-      init(&shared.V_free[i], groups);
-    }
+    init(shared.K_full, shared.K_free, groups);
+    init(shared.V_full, shared.V_free, groups);
     fence_barriers();
     shared.task = QueryTask::of<Tiles>(p, order);
   }

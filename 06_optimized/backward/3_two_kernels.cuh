@@ -26,7 +26,8 @@ struct Maps {
 
 // Blocks of threads start in this order: in each section of heads first the longest tile of every
 // head, then the next ... With a causal mask most rows see the first keys, and the last rows see
-// most keys. Without, a head is finished before the next.
+// most keys. Without, the heads of a group, which read the same K and V, are finished before the
+// next.
 struct Order {
   int tiles, heads, section;  // tiles of a head, all heads, heads of a section
   bool last_first;
@@ -75,20 +76,13 @@ __device__ void differences_transposed(float (&P)[n], const float (&dP)[n], cons
   }
 }
 
-// 0 where query i does not see key j. Where dP of a hidden key may be NaN, dS is hidden too:
-// 0 * NaN is NaN.
-// end[r], begin[r] count from the thread's first column.
+// 0 where query i does not see key j, as hide() of steps.cuh does it with S^T. Where dP of a hidden
+// key may be NaN, dS is hidden too: 0 * NaN is NaN. end[r] counts from the thread's first column.
 template <int n>
 __device__ void hide_from(const int (&end)[2], float (&X)[n]) {
 #pragma unroll
   for (int e = 0; e < n; ++e)
     if (8 * (e / 4) + e % 2 >= end[e / 2 % 2]) X[e] = 0;
-}
-template <int n>
-__device__ void hide_before(const int (&begin)[2], float (&X)[n]) {
-#pragma unroll
-  for (int e = 0; e < n; ++e)
-    if (8 * (e / 4) + e % 2 < begin[e / 2 % 2]) X[e] = 0;
 }
 
 // ---- tiles that come and go ----

@@ -70,7 +70,7 @@ __device__ void compute_dv(WideShared<T>& shared, const Maps& maps, float scale)
     fence_async();  // LSE2 has been read: the copy engine may write there
     if (i * Br < all_seen) {
       const int begin[2] = {first_row[0] - i * Br - x0, first_row[1] - i * Br - x0};
-      hide_before(begin, S);
+      hide(S, begin);
     }
     round_to<T>(P, S);
 
@@ -136,7 +136,7 @@ __device__ void compute_dk(WideShared<T>& shared, const Maps& maps, float scale)
     fence_async();  // so has D
     if (i * Br < all_seen) {
       const int begin[2] = {first_row[0] - i * Br - x0, first_row[1] - i * Br - x0};
-      hide_before(begin, P);
+      hide(P, begin);
     }
     round_to<T>(dS, P);
 

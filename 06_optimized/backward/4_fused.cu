@@ -128,7 +128,7 @@ __device__ void compute(Shared& shared, const Maps& maps, const Problem& p, cons
       stmatrix_transposed(
           dS + group * Br * 64 + swizzled_chunk(16 * x + to.row, 2 * warp + to.chunk),
           rounded_dS[x]);
-    fence_async();
+    fence_async();  // and LSE2 and D_i have been read: the copy engine may write there
 
     // dV_j += sum_i P_ij dO_i
     wgmma_fence();
@@ -157,23 +157,11 @@ __device__ void compute(Shared& shared, const Maps& maps, const Problem& p, cons
   }
   wgmma_wait<0>(dV);  // long ended; but the compiler may read dV only now
 
-  // dK scaled, and both leave: a warp's 16 rows by themselves, through what were K and V.
+  // dK scaled, and both leave, through what were K and V.
 #pragma unroll
   for (int i = 0; i < D / 2; ++i) dK[i] *= scale;
   sync(meeting, 256);  // nobody reads K any more
-  stage<Bc>(K + 16 * warp * 64, dK, lane);
-  stage<Bc>(V + 16 * warp * 64, dV, lane);
-  fence_async();
-  __syncwarp();
-  if (lane == 0) {
-#pragma unroll
-    for (int x = 0; x < D; x += 64) {
-      tma_store(maps.dK, K + x * Bc + 16 * warp * 64, x, j + 16 * warp, hk, at.b);
-      tma_store(maps.dV, V + x * Bc + 16 * warp * 64, x, j + 16 * warp, hk, at.b);
-    }
-    tma_commit();
-    tma_wait_read();
-  }
+  store_sums<Bc>(maps, K, V, dK, dV, warp, lane, j, hk, at.b);
 }
 
 __global__ void __launch_bounds__(threads, 1)

@@ -162,7 +162,7 @@ __device__ void compute(Shared<Tiles, T>& shared, const Maps& maps, const Proble
     for (int j = 0; j < Br / 16; ++j)
       stmatrix_transposed(
           dS + group * Br * 64 + swizzled_chunk(16 * j + to.row, 2 * warp + to.chunk), rounded[j]);
-    fence_async();
+    fence_async();  // and LSE2 and D_i have been read: the copy engine may write there
   };
   // dQ_i = sum_j dS_ij K_j of all keys of the block, 64 x 64: half of the columns or of the rows
   const auto issue_dQ = [&](float(&dQ)[32], int buffer) {
@@ -258,23 +258,11 @@ __device__ void compute(Shared<Tiles, T>& shared, const Maps& maps, const Proble
   settle(dK);
   settle(dV);
 
-  // dK scaled, and both leave: a warp's 16 rows by themselves, through what were K and V.
+  // dK scaled, and both leave, through what were K and V.
 #pragma unroll
   for (int i = 0; i < D / 2; ++i) dK[i] *= scale;
   sync(meeting, 256);  // nobody reads K any more
-  stage<Bc>(K + 16 * warp * 64, dK, lane);
-  stage<Bc>(V + 16 * warp * 64, dV, lane);
-  fence_async();
-  __syncwarp();
-  if (lane == 0) {
-#pragma unroll
-    for (int x = 0; x < D; x += 64) {
-      tma_store(maps.dK, K + x * Bc + 16 * warp * 64, x, j + 16 * warp, hk, at.b);
-      tma_store(maps.dV, V + x * Bc + 16 * warp * 64, x, j + 16 * warp, hk, at.b);
-    }
-    tma_commit();
-    tma_wait_read();
-  }
+  store_sums<Bc>(maps, K, V, dK, dV, warp, lane, j, hk, at.b);
 }
 
 template <bool masked, class Tiles, class T>

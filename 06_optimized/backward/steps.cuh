@@ -1,6 +1,5 @@
 // What rungs 4 to 9 have in common: which keys a block of threads has, its steps over the queries
-// that see them, how the tiles of a step come, how P and dS go on as operands, and how dK and dV
-// leave.
+// that see them, how the tiles of a step come, what hides P, and how dK and dV leave.
 //
 // A block keeps Bc keys; each step brings Br queries. A warpgroup holds S, P, dP and dS transposed,
 // a row for each of its 64 keys, as wgmma.cuh says: a thread has n numbers of two keys, r = 0
@@ -116,25 +115,15 @@ __device__ void bring(T (&X)[size], const CUtensorMap& map, float (&statistic)[B
   bulk_load(statistic, from, int(sizeof statistic), full);
 }
 
-// ---- P and dS ----
+// ---- the mask ----
 
 // P_ij = 0 where query i does not see key j; hidden[r] counts hidden queries from the thread's
-// first. Rung 9 hides S, before the exponentials, and says with which value.
+// first. Rung 3 has this, too. Rung 9 hides S, before the exponentials, and says with which value.
 template <int n>
 __device__ void hide(float (&P)[n], const int (&hidden)[2], float value = 0) {
 #pragma unroll
   for (int i = 0; i < n; ++i)
     if (8 * (i / 4) + i % 2 < hidden[i / 2 % 2]) P[i] = value;
-}
-
-// P or dS as A of the next product, dV += P^T dO or dK += dS^T Q: the numbers stay where they are.
-// Rung 3 has this, too.
-template <class T, int n>
-__device__ void round_to(std::uint32_t (&A)[n / 8][4], const float (&X)[n]) {
-#pragma unroll
-  for (int j = 0; j < n / 8; ++j)
-#pragma unroll
-    for (int k = 0; k < 4; ++k) A[j][k] = rounded_pair<T>(X[8 * j + 2 * k], X[8 * j + 2 * k + 1]);
 }
 
 // ---- dQ ----
@@ -149,17 +138,25 @@ __device__ inline void add(float* to, const float* x) {
 
 // ---- the end ----
 
-// A warp's 16 rows of dK or dV, rounded, to where they begin in a tile of Bc rows that TMA will
-// store.
+// dK and dV leave, a warp's 16 rows by themselves, through what were K and V of its group: 64 rows
+// of tiles of Bc rows, the first of them key j.
 template <int Bc, class T, int n>
-__device__ void stage(T* to, const float (&X)[n], int lane) {
+__device__ void store_sums(const Maps& maps, T* K, T* V, const float (&dK)[n], const float (&dV)[n],
+                           int warp, int lane, int j, int h, int b) {
+  K += 16 * warp * 64;
+  V += 16 * warp * 64;
+  put<Bc>(K, dK, lane);
+  put<Bc>(V, dV, lane);
+  fence_async();
+  __syncwarp();
+  if (lane == 0) {
 #pragma unroll
-  for (int x = 0; x < n / 8; ++x) {
-    std::uint32_t fragment[4];
-#pragma unroll
-    for (int k = 0; k < 4; ++k)
-      fragment[k] = rounded_pair<T>(X[8 * x + 2 * k], X[8 * x + 2 * k + 1]);
-    stmatrix(to + x / 4 * Bc * 64 + swizzled_chunk(lane % 16, 2 * (x % 4) + lane / 16), fragment);
+    for (int x = 0; x < 2 * n; x += 64) {
+      tma_store(maps.dK, K + x * Bc, x, j + 16 * warp, h, b);
+      tma_store(maps.dV, V + x * Bc, x, j + 16 * warp, h, b);
+    }
+    tma_commit();
+    tma_wait_read();
   }
 }
 

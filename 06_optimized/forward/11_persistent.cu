@@ -162,7 +162,7 @@ __device__ void compute(Shared& shared, const ForwardMaps& maps, const Problem& 
     if (leader) arrive(&shared.V_free[kv.at]);
     kv.next();
 
-    // O_i = O / l, L_i = m + log l
+    // O_i = O / l, L_i = scale m + log l
     finish(O, m, l, scale, t.LSE, (at.b * p.Hq + at.h) * p.Nq + at.i0, row, at.rows);
 
     // A warp's 16 rows leave by themselves, while the next tile has begun.

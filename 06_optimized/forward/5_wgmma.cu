@@ -111,7 +111,7 @@ __global__ void __launch_bounds__(threads)
     __syncthreads();  // K_j and V_j are no longer read
   }
 
-  // O_i = O / l, L_i = m + log l. A row without keys has l = 0: O = 0 and L = -inf.
+  // O_i = O / l, L_i = scale m + log l. A row without keys has l = 0: O = 0 and L = -inf.
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     l[r] = row_sum(l[r]);

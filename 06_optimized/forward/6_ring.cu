@@ -116,7 +116,7 @@ __device__ void compute(Shared& shared, const Maps& maps, const Problem& p, cons
     // [end]
   }
 
-  // O_i = O / l, L_i = m + log l. A row without keys has l = 0: O = 0 and L = -inf.
+  // O_i = O / l, L_i = scale m + log l. A row without keys has l = 0: O = 0 and L = -inf.
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     l[r] = row_sum(l[r]);

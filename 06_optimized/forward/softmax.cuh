@@ -111,16 +111,7 @@ __device__ void softmax(float (&S)[n], float c, float (&m)[2], float (&l)[2], fl
 }
 // [end quote]
 
-// ---- the next product, and the end ----
-
-// P as A of the next product, O += P V: the numbers stay where they are.
-template <class T, int n>
-__device__ void round_to(std::uint32_t (&P)[n / 8][4], const float (&S)[n]) {
-#pragma unroll
-  for (int j = 0; j < n / 8; ++j)
-#pragma unroll
-    for (int k = 0; k < 4; ++k) P[j][k] = rounded_pair<T>(S[8 * j + 2 * k], S[8 * j + 2 * k + 1]);
-}
+// ---- O, and the end ----
 
 // O = alpha O.
 template <int n>
@@ -146,22 +137,9 @@ __device__ void divide(int r, float (&O)[n], float l) {
   }
 }
 
-// A warp's 16 rows of O, rounded, to where they begin in a tile of Br rows that TMA will store.
-template <int Br, class T, int n>
-__device__ void put(T* to, const float (&O)[n], int lane) {
-#pragma unroll
-  for (int x = 0; x < n / 8; ++x) {
-    std::uint32_t fragment[4];
-#pragma unroll
-    for (int k = 0; k < 4; ++k)
-      fragment[k] = rounded_pair<T>(O[8 * x + 2 * k], O[8 * x + 2 * k + 1]);
-    stmatrix(to + x / 4 * Br * 64 + swizzled_chunk(lane % 16, 2 * (x % 4) + lane / 16), fragment);
-  }
-}
-
 // ---- Rungs 11 and 12: the end in two calls, which rungs 5 to 10 spell out ----
 
-// O_i = O / l, L_i = m + log l, unless LSE is null. A row without keys has l = 0: O = 0 and
+// O_i = O / l, L_i = scale m + log l, unless LSE is null. A row without keys has l = 0: O = 0 and
 // L = -inf. `row` is the thread's upper one in a tile of `rows`, whose LSE begins at LSE[first].
 template <int n>
 __device__ void finish(float (&O)[n], const float (&m)[2], float (&l)[2], float scale, float* LSE,

@@ -52,6 +52,16 @@ __device__ std::uint32_t rounded_pair(float low, float high) {
   return bits;
 }
 
+// The result of a product of wgmma.cuh, rounded, as A of the next one: the numbers stay where they
+// are. A[j] is of columns 16 j to 16 j + 15.
+template <class T, int n>
+__device__ void round_to(std::uint32_t (&A)[n / 8][4], const float (&X)[n]) {
+#pragma unroll
+  for (int j = 0; j < n / 8; ++j)
+#pragma unroll
+    for (int k = 0; k < 4; ++k) A[j][k] = rounded_pair<T>(X[8 * j + 2 * k], X[8 * j + 2 * k + 1]);
+}
+
 // Four blocks of 8 x 8 from shared memory. Lane 8 i + r passes where row r of block i begins (16
 // bytes, aligned to 16). to[i] is the lane's pair of block i: row lane / 4, columns 2 (lane % 4)
 // and the next; transposed, it is column lane / 4, rows 2 (lane % 4) and the next.

@@ -11,6 +11,7 @@
 
 #include "06_optimized/ptx/barrier.cuh"
 #include "06_optimized/ptx/fragments.hpp"
+#include "06_optimized/ptx/mma.cuh"
 #include "common/core/cuda.hpp"
 #include "common/core/tensor.hpp"
 
@@ -119,7 +120,21 @@ __device__ inline void stmatrix(void* row, const std::uint32_t (&fragment)[4]) {
                : "memory");
 }
 
-// The same, each block transposed: fragment[i] is a lane's pair of a column of block i.
+// A warp's 16 rows of a result, held as wgmma.cuh says, rounded, to where they begin in a tile of
+// `rows` rows that TMA will store.
+template <int rows, class T, int n>
+__device__ void put(T* to, const float (&X)[n], int lane) {
+#pragma unroll
+  for (int x = 0; x < n / 8; ++x) {
+    std::uint32_t fragment[4];
+#pragma unroll
+    for (int k = 0; k < 4; ++k)
+      fragment[k] = rounded_pair<T>(X[8 * x + 2 * k], X[8 * x + 2 * k + 1]);
+    stmatrix(to + x / 4 * rows * 64 + swizzled_chunk(lane % 16, 2 * (x % 4) + lane / 16), fragment);
+  }
+}
+
+// As stmatrix, each block transposed: fragment[i] is a lane's pair of a column of block i.
 __device__ inline void stmatrix_transposed(void* row, const std::uint32_t (&fragment)[4]) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};"
                :
