@@ -171,7 +171,7 @@ def table_of(rows: dict[str, Row], dtype: str, what: str) -> Table | None:
                       f"{peer['real_time'] / ours['real_time']:.2f}×" if both else "–", " / ".join(launches)])
     columns = ["median (ms)", "p99 (ms)", "TFLOP/s", "MiB", "error"]
     header = ["d", "heads", "N", *(f"{side}: {column}" for side in ("ours", "PyTorch") for column in columns),
-              "than PyTorch", "launches"]
+              "speed to PyTorch's", "launches"]
     return Table(f"{dtype}_{what}", header, lines) if lines else None
 
 
