@@ -196,7 +196,7 @@ function(fa_ladder_ptx_tests)
 endfunction()
 
 function(fa_ladder_discover target prefix label timeout)
-  gtest_discover_tests(${target} TEST_PREFIX ${prefix}. DISCOVERY_MODE PRE_TEST ${ARGN}
+  gtest_discover_tests(${target} TEST_PREFIX ${prefix}. DISCOVERY_MODE PRE_TEST DISCOVERY_TIMEOUT 60 ${ARGN}
     PROPERTIES LABELS ${label} TIMEOUT ${timeout})
 endfunction()
 

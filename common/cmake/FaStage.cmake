@@ -138,7 +138,7 @@ function(fa_stage_variant stage library prefix variant)
     target_link_libraries(${library}_check PUBLIC ${library} fa_harness ${S_PREVIOUS} PRIVATE fa_warnings)
     fa_stage_tests(${library}_tests ${library} "${variant}" "" "")
     add_dependencies(${stage}_all ${library}_tests)
-    gtest_discover_tests(${library}_tests TEST_PREFIX ${prefix}. DISCOVERY_MODE PRE_TEST
+    gtest_discover_tests(${library}_tests TEST_PREFIX ${prefix}. DISCOVERY_MODE PRE_TEST DISCOVERY_TIMEOUT 60
       PROPERTIES LABELS ${stage} TIMEOUT 120)
   endif()
 endfunction()
@@ -253,7 +253,7 @@ function(fa_stage_practice id library variant suffix)
         set(prefix ${exercise}.${variant}.)
       endif()
       gtest_discover_tests(${exercise}${suffix}_tests TEST_PREFIX ${prefix}
-        DISCOVERY_MODE PRE_TEST PROPERTIES LABELS ${exercise} TIMEOUT 30)
+        DISCOVERY_MODE PRE_TEST DISCOVERY_TIMEOUT 60 PROPERTIES LABELS ${exercise} TIMEOUT 30)
     endif()
   endforeach()
 endfunction()
