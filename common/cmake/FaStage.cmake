@@ -139,7 +139,7 @@ function(fa_stage_variant stage library prefix variant)
     fa_stage_tests(${library}_tests ${library} "${variant}" "" "")
     add_dependencies(${stage}_all ${library}_tests)
     gtest_discover_tests(${library}_tests TEST_PREFIX ${prefix}. DISCOVERY_MODE PRE_TEST DISCOVERY_TIMEOUT 60
-      PROPERTIES LABELS ${stage} TIMEOUT 120)
+      PROPERTIES LABELS ${stage} TIMEOUT 300)
   endif()
 endfunction()
 
