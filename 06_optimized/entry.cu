@@ -130,10 +130,10 @@ std::string unsupported(const Problem& p, const Forward<T>& t, Kernel kernel) {
     return std::string(r.name) + " takes d = " + (r.d64 ? "64 or 128" : "128") +
            ", got d = " + std::to_string(p.d);
   if (p.key_lengths) return std::string(r.name) + " takes no key_lengths";
-  for (const auto& [tensor, fits] : {std::pair{"Q", in_16_bytes(t.Q)},
-                                     {"K", in_16_bytes(t.K)},
-                                     {"V", in_16_bytes(t.V)},
-                                     {"O", in_16_bytes(t.O)}})
+  for (const auto& [tensor, fits] : {std::pair{"Q", in_order(t.Q)},
+                                     {"K", in_order(t.K)},
+                                     {"V", in_order(t.V)},
+                                     {"O", in_order(t.O)}})
     if (!fits)
       return std::string(r.name) + " wants rows of " + tensor +
              " to begin at multiples of 16 bytes, in ascending order";
@@ -154,6 +154,9 @@ Kernel forward(const Problem& p, const Forward<T>& t, const Options& options) {
     require(why_not.empty(), "optimized: ", why_not);
     require(options.scratch || scratch_bytes(p, kernel) == 0, "optimized: ", name(kernel),
             " needs scratch_bytes() = ", scratch_bytes(p, kernel), " bytes of scratch, got null");
+    require(reinterpret_cast<std::uintptr_t>(options.scratch) % alignof(unsigned) == 0,
+            "optimized: scratch must be aligned to ", alignof(unsigned), " bytes, got ",
+            options.scratch);
     if (p.B == 0 || p.Hq == 0 || p.Nq == 0) return kernel;
     // The smallest tile has 64 rows; a grid has at most 2^31 - 1 blocks along x.
     require(

@@ -29,16 +29,16 @@ const BackwardRung& rung(BackwardKernel kernel) {
                        [&](const BackwardRung& r) { return r.kernel == kernel; });
 }
 
-// Can the copy engine bring and store these tensors?
+bool adds_up_dQ(BackwardKernel kernel) { return kernel >= BackwardKernel::fused; }
+
+// Can the copy engine bring and store what the kernel wants from it? Sums of dQ leave otherwise.
 template <class T>
-bool has_tensor_maps(const Problem& p, const Backward<T>& t) {
+bool has_tensor_maps(const Problem& p, const Backward<T>& t, BackwardKernel kernel) {
   const auto queries = [&](const auto& X) { return has_tensor_map(X, p.B, p.Hq, p.Nq); };
   const auto keys = [&](const auto& X) { return has_tensor_map(X, p.B, p.Hkv, p.Nk); };
-  return p.d % 8 == 0 && queries(t.Q) && queries(t.dO) && queries(t.dQ) && keys(t.K) && keys(t.V) &&
-         keys(t.dK) && keys(t.dV);
+  return p.d % 8 == 0 && queries(t.Q) && queries(t.dO) && (adds_up_dQ(kernel) || queries(t.dQ)) &&
+         keys(t.K) && keys(t.V) && keys(t.dK) && keys(t.dV);
 }
-
-bool adds_up_dQ(BackwardKernel kernel) { return kernel >= BackwardKernel::fused; }
 
 // The scratch, cut into what passes from kernel to kernel.
 Passed passed(const Problem& p, BackwardKernel kernel, void* scratch) {
@@ -123,14 +123,14 @@ std::string unsupported(const Problem& p, const Backward<T>& t, BackwardKernel k
   if (p.d != 128 && !(r.d64 && p.d == 64))
     return who + " takes d = " + (r.d64 ? "64 or 128" : "128") + ", got d = " + std::to_string(p.d);
   if (p.key_lengths) return who + " takes no key_lengths";
-  for (const auto& [tensor, fits] : {std::pair{"Q", in_16_bytes(t.Q)},
-                                     {"K", in_16_bytes(t.K)},
-                                     {"V", in_16_bytes(t.V)},
-                                     {"O", in_16_bytes(t.O)},
-                                     {"dO", in_16_bytes(t.dO)},
-                                     {"dQ", in_16_bytes(t.dQ)},
-                                     {"dK", in_16_bytes(t.dK)},
-                                     {"dV", in_16_bytes(t.dV)}})
+  for (const auto& [tensor, fits] : {std::pair{"Q", in_order(t.Q)},
+                                     {"K", in_order(t.K)},
+                                     {"V", in_order(t.V)},
+                                     {"O", in_order(t.O)},
+                                     {"dO", in_order(t.dO)},
+                                     {"dQ", in_order(t.dQ)},
+                                     {"dK", in_order(t.dK)},
+                                     {"dV", in_order(t.dV)}})
     if (!fits)
       return who + " wants rows of " + tensor +
              " to begin at multiples of 16 bytes, in ascending order";
@@ -161,16 +161,16 @@ BackwardKernel backward(const Problem& p, const Backward<T>& t, const BackwardOp
     require(reinterpret_cast<std::uintptr_t>(options.scratch) % 16 == 0,
             "optimized: scratch must be aligned to 16 bytes, got ", options.scratch);
     if (p.B == 0 || p.Hkv == 0) return kernel;
-    // A block of the smallest kernel takes 4 rows; a grid has at most 2^31 - 1 blocks along x.
+    // A block of the smallest kernel takes 8 rows; a grid has at most 2^31 - 1 blocks along x.
     const std::int64_t longest = std::max(p.Nq, p.Nk);
     const std::int64_t heads = std::max(p.Hq, p.Hkv);
     require(p.B <= 1 << 30 && heads <= (1 << 30) / p.B &&
-                (longest + 127) / 128 * 32 <= (1 << 30) / (p.B * heads),
-            "optimized: B Hq max(Nq, Nk) / 4 must be at most 2^30, got B = ", p.B, ", Hq = ", p.Hq,
+                (longest + 127) / 128 * 16 <= (1 << 30) / (p.B * heads),
+            "optimized: B Hq max(Nq, Nk) / 8 must be at most 2^30, got B = ", p.B, ", Hq = ", p.Hq,
             ", Nq = ", p.Nq, ", Nk = ", p.Nk);
     // What the copy engine does not know: empty tensors, and those without a map.
     const bool empty = p.Hq == 0 || p.Nq == 0 || p.Nk == 0;
-    if (rung(kernel).capability == 90 && (empty || !has_tensor_maps(p, t)))
+    if (rung(kernel).capability == 90 && (empty || !has_tensor_maps(p, t, kernel)))
       kernel = BackwardKernel::swizzle;
     launch(p, t, kernel, float(p.softmax_scale()), passed(p, kernel, options.scratch),
            options.stream);

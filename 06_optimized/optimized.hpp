@@ -60,17 +60,22 @@ inline int processors() {
   return count;
 }
 
-// Do all rows begin at multiples of 16 bytes, in ascending order? What the rungs on the way want.
+// Do all rows begin at multiples of 16 bytes, so that they can be copied in pieces of 16 bytes?
 template <class X>
 bool in_16_bytes(const View<X>& v) {
   return reinterpret_cast<std::uintptr_t>(v.data) % 16 == 0 && v.batch % 8 == 0 &&
-         v.head % 8 == 0 && v.row % 8 == 0 && v.batch >= 0 && v.head >= 0 && v.row >= 0;
+         v.head % 8 == 0 && v.row % 8 == 0;
+}
+// And do they follow each other in ascending order? What the rungs on the way want.
+template <class X>
+bool in_order(const View<X>& v) {
+  return in_16_bytes(v) && v.batch >= 0 && v.head >= 0 && v.row >= 0;
 }
 
 struct Options {
   Kernel kernel = Kernel::best;
   cudaStream_t stream = nullptr;
-  void* scratch = nullptr;  // scratch_bytes() of device memory; null if that is 0
+  void* scratch = nullptr;  // scratch_bytes() of device memory, aligned to 4; null if that is 0
 };
 
 // Device memory that the kernel needs beside its arguments: 4 bytes, to count tiles, for a hopper

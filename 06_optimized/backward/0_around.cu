@@ -1,6 +1,7 @@
 // What happens around every kernel of the backward: before it, two numbers for each row of queries;
 // after it, where dQ was added up in fp32, the rounding.
 #include "06_optimized/backward.hpp"
+#include "06_optimized/optimized.hpp"
 #include "06_optimized/ptx/mma.cuh"
 
 namespace fa::optimized {
@@ -8,19 +9,12 @@ namespace {
 
 constexpr int threads = 256;
 
-// Can a row be read and written in pieces of 16 bytes?
-template <class T>
-bool aligned(const View<T>& v) {
-  return reinterpret_cast<std::uintptr_t>(v.data) % 16 == 0 && v.batch % 8 == 0 &&
-         v.head % 8 == 0 && v.row % 8 == 0;
-}
-
 // D_i = sum_x dO_ix O_ix;  LSE2_i = log2(e) LSE_i, so that P_ij = 2^(c S_ij - LSE2_i).
 // Eight columns a thread, D / 8 threads a row. The padding gets LSE2 = +inf: P = 2^-inf = 0. So do
 // rows that saw no key, whose LSE is -inf.
 template <int D, class T>
 __global__ void __launch_bounds__(threads)
-    before_kernel(Problem p, Backward<T> t, Passed passed, bool in_16_bytes) {
+    before_kernel(Problem p, Backward<T> t, Passed passed, bool aligned) {
   constexpr int lanes = D / 8;
   const std::int64_t row = (std::int64_t(blockIdx.x) * threads + threadIdx.x) / lanes;
   const int x = threadIdx.x % lanes * 8;
@@ -30,7 +24,7 @@ __global__ void __launch_bounds__(threads)
   if (i < p.Nq && x < p.d) {
     const T* O = t.O.at(head / p.Hq, head % p.Hq, i) + x;
     const T* dO = t.dO.at(head / p.Hq, head % p.Hq, i) + x;
-    if (in_16_bytes && x + 8 <= p.d) {
+    if (aligned && x + 8 <= p.d) {
       const uint4 O8 = *reinterpret_cast<const uint4*>(O),
                   dO8 = *reinterpret_cast<const uint4*>(dO);
 #pragma unroll
@@ -58,7 +52,7 @@ __global__ void __launch_bounds__(threads)
 template <class T>
 __global__ void __launch_bounds__(128)
     after_kernel(Problem p, View<T> dQ, float scale, Passed passed, int blocks_wide,
-                 bool in_16_bytes) {
+                 bool aligned) {
   constexpr int stride = 64 + 8;  // of a row in shared memory: 8 rows lie in different banks
   __shared__ __align__(16) T rows[64 * stride];
   const std::int64_t block = blockIdx.x, tiles = passed.rows / 64;
@@ -81,7 +75,7 @@ __global__ void __launch_bounds__(128)
     if (i0 + r >= p.Nq) break;
     T* to = dQ.at(head / p.Hq, head % p.Hq, i0 + r) + x;
     const T* eight = rows + r * stride + piece % 8 * 8;
-    if (in_16_bytes && x + 8 <= p.d)
+    if (aligned && x + 8 <= p.d)
       *reinterpret_cast<uint4*>(to) = *reinterpret_cast<const uint4*>(eight);
     else
       for (int e = 0; e < 8 && x + e < p.d; ++e) to[e] = eight[e];
@@ -99,7 +93,7 @@ void launch_before(const Problem& p, const Backward<T>& t, const Passed& passed,
                       : D == 128 ? before_kernel<128, T>
                                  : before_kernel<256, T>;
   FA_LAUNCH(kernel, dim3(unsigned(blocks)), dim3(threads), 0, stream, p, t, passed,
-            aligned(t.O) && aligned(t.dO));
+            in_16_bytes(t.O) && in_16_bytes(t.dO));
 }
 
 template <class T>
@@ -108,7 +102,7 @@ void launch_after(const Problem& p, const Backward<T>& t, float scale, const Pas
   const std::int64_t wide = Passed::padded(p.d) / 64;
   const std::int64_t blocks = p.B * p.Hq * (passed.rows / 64) * wide;
   FA_LAUNCH(after_kernel<T>, dim3(unsigned(blocks)), dim3(128), 0, stream, p, t.dQ, scale, passed,
-            int(wide), aligned(t.dQ));
+            int(wide), in_16_bytes(t.dQ));
 }
 
 #define FA_FOR(T)                                                                               \

@@ -397,16 +397,10 @@ __global__ void __launch_bounds__(threads, 2)
   if constexpr (with_dV) store<D>(t.dV.rows(b, hk, p.Nk, p.d), j0, keys, 1, dV, Kj, aligned);
 }
 
-// Copies of 16 bytes need addresses that are multiples of 16: the first and all strides.
 template <class T>
-bool aligned(const View<T>& v) {
-  return reinterpret_cast<std::uintptr_t>(v.data) % 16 == 0 && v.batch % 8 == 0 &&
-         v.head % 8 == 0 && v.row % 8 == 0;
-}
-template <class T>
-bool all_aligned(const Backward<T>& t) {
-  return aligned(t.Q) && aligned(t.K) && aligned(t.V) && aligned(t.dO) && aligned(t.dQ) &&
-         aligned(t.dK) && aligned(t.dV);
+bool all_in_16_bytes(const Backward<T>& t) {
+  return in_16_bytes(t.Q) && in_16_bytes(t.K) && in_16_bytes(t.V) && in_16_bytes(t.dO) &&
+         in_16_bytes(t.dQ) && in_16_bytes(t.dK) && in_16_bytes(t.dV);
 }
 
 template <int D, class T>
@@ -418,7 +412,7 @@ void launch_dq(const Problem& p, const Backward<T>& t, float scale, const Passed
   if (blocks == 0) return;
   allow_shared_memory(dq, bytes);
   FA_LAUNCH(dq, dim3(unsigned(blocks)), dim3(threads), bytes, stream, p, t, scale, passed,
-            all_aligned(t));
+            all_in_16_bytes(t));
 }
 
 template <int D, bool with_dK, bool with_dV, class T>
@@ -431,7 +425,7 @@ void launch_dkv(const Problem& p, const Backward<T>& t, float scale, const Passe
   if (blocks == 0) return;
   allow_shared_memory(dkv, bytes);
   FA_LAUNCH(dkv, dim3(unsigned(blocks)), dim3(threads), bytes, stream, p, t, scale, passed,
-            all_aligned(t));
+            all_in_16_bytes(t));
 }
 
 template <int D, class T>

@@ -208,6 +208,20 @@ TEST_F(Gpu, WritesNothingBehindTheLastColumn) {
     }
 }
 
+// A stride of 0 repeats a row, for the copy engine too.
+TEST_F(Gpu, OneKeyAsManyTimesAsWanted) {
+  ForwardCase<bf16> c(spec(70, 200, 64, Causal::bottom_right), true);
+  const Buffer<bf16> K = c.K;
+  c.K.fill([&](auto b, auto h, auto, auto x) { return double(K.at(b, h, 0, x)); });
+  for (Kernel kernel : {Kernel::fa2, Kernel::best}) {
+    on_gpu_forward<bf16>([&](const Problem& p, Forward<bf16> t) {
+      t.K.row = 0;
+      run(p, t, kernel);
+    })(c.call());
+    EXPECT_EQ(c.verdict(), "");
+  }
+}
+
 // Two calls at once, on two streams, each with a scratch of its own.
 TEST_F(Gpu, UsesTheStreamThatItIsGiven) {
   ForwardCase<bf16> c(spec(1000, 1000, 64, Causal::top_left), true);
@@ -260,10 +274,14 @@ TEST_F(Gpu, ScratchIsAskedFor) {
   EXPECT_EQ(optimized::scratch_bytes(p), 0u);
   if (!on_hopper()) return;
   ForwardCase<bf16> c(spec(4, 4, 64, Causal::top_left), true);
-  expect_words(refusal([&] {
-                 optimized::forward(c.p, as_device<__nv_bfloat16>(c.call().t), {Kernel::hopper});
-               }),
-               {"hopper needs scratch_bytes() = 4 bytes of scratch, got null"});
+  const auto why = [&](void* scratch) {
+    return refusal([&] {
+      optimized::forward(c.p, as_device<__nv_bfloat16>(c.call().t),
+                         {Kernel::hopper, nullptr, scratch});
+    });
+  };
+  expect_words(why(nullptr), {"hopper needs scratch_bytes() = 4 bytes of scratch, got null"});
+  expect_words(why(static_cast<char*>(scratch()) + 2), {"scratch must be aligned to 4 bytes"});
 }
 
 }  // namespace
