@@ -99,7 +99,8 @@ __device__ void compute(Shared<Tiles, T>& shared, const Maps& maps, const Proble
   constexpr int D = Tiles::D, Br = Tiles::Br, Bc = Tiles::Bc;
   const int group = uniform(threadIdx.x / 128) - 1, thread = threadIdx.x % 128;
   const int warp = thread / 32, lane = thread % 32;
-  const bool leader = thread == 0;
+  // Says that a buffer has been read: with a mask of each warp, else of the group. Measured.
+  const bool leader = masked ? lane == 0 : thread == 0;
   // exp(scale x) = 2^(c x). With a factor of 0 a hidden score would be as good as any.
   const float c = scale == 0 ? FLT_MIN : scale * 1.4426950408889634f;
   const int hk = int(p.key_head(at.h));
@@ -214,6 +215,7 @@ __device__ void compute(Shared<Tiles, T>& shared, const Maps& maps, const Proble
     float P[Br / 2], dP[Br / 2], dQ[32];
     std::uint32_t rounded_P[Br / 16][4], rounded_dS[Br / 16][4];
     wgmma_wait<0>(S);  // and dK of the step before
+    if (masked) __syncwarp();
     if (leader && n > 0) arrive(&shared.Q_free[now ^ 1]);
     if (masked && at.i0 < seen_all) {
       const int first = at.i0 + 2 * (lane % 4), hidden[2] = {seen[0] - first, seen[1] - first};
@@ -238,6 +240,7 @@ __device__ void compute(Shared<Tiles, T>& shared, const Maps& maps, const Proble
     buffer = buffer == 2 ? 0 : buffer + 1;
     issue_sum(dK, rounded_dS, shared.Q[now]);
     wgmma_wait<1>(dQ);  // and dV
+    if (masked) __syncwarp();
     if (leader) arrive(&shared.dO_free[now]);
     if (n > 0) add_up(dQ, row_before);
     row_before = at.row(p, passed);
@@ -273,8 +276,9 @@ __global__ void __launch_bounds__(Tiles::threads, 1)
   auto& shared = *reinterpret_cast<Shared<Tiles, T>*>(memory);
   if (threadIdx.x == 0) {
     init(&shared.KV_full, 1);
-    init(shared.Q_full, shared.Q_free, Tiles::groups);  // one thread of each group says so
-    init(shared.dO_full, shared.dO_free, Tiles::groups);
+    constexpr int readers = masked ? 4 * Tiles::groups : Tiles::groups;  // warps, or groups
+    init(shared.Q_full, shared.Q_free, readers);
+    init(shared.dO_full, shared.dO_free, readers);
     fence_barriers();
   }
   __syncthreads();
@@ -298,14 +302,14 @@ void launch(const Problem& p, const Backward<T>& t, float scale, const Passed& p
             cudaStream_t stream) {
   constexpr int D = Tiles::D, Br = Tiles::Br, Bc = Tiles::Bc;
   const Maps maps = maps_of<Br, Bc>(p, t);
-  const std::int64_t section = heads_of_section(p, D, 20);  // MiB of L2
+  const int section = heads_of_section(p, D, 20);  // MiB of L2
   const auto kernel = hopper_kernel<masked, Tiles, T>;
   constexpr std::size_t shared_bytes = sizeof(Shared<Tiles, T>);
   allow_shared_memory(kernel, shared_bytes);
   const std::int64_t blocks = p.B * p.Hkv * ((p.Nk + Bc - 1) / Bc);
   launch_before(p, t, passed, stream);
   FA_LAUNCH(kernel, dim3(unsigned(blocks)), dim3(Tiles::threads), shared_bytes, stream, maps, p,
-            passed, scale, int(section));
+            passed, scale, section);
   launch_after(p, t, scale, passed, stream);
 }
 
