@@ -119,7 +119,7 @@ __device__ void compute_dkv(KeyShared<Tiles, T>& shared, const Maps& maps, float
 template <class Tiles, class T>
 __global__ void __launch_bounds__(threads, 1)
     dkv_kernel(const __grid_constant__ Maps maps, const __grid_constant__ Problem p,
-               const __grid_constant__ Passed passed, const __grid_constant__ Order order,
+               const __grid_constant__ Passed passed, const __grid_constant__ Order<int> order,
                float scale) {
   extern __shared__ __align__(1024) unsigned char memory[];
   auto& shared = *reinterpret_cast<KeyShared<Tiles, T>*>(memory);
@@ -151,7 +151,7 @@ struct QueryTask {
   int b, h, i0, blocks;
 
   template <class Tiles>
-  __device__ static QueryTask of(const Problem& p, const Order& order) {
+  __device__ static QueryTask of(const Problem& p, const Order<int>& order) {
     int head, tile;
     order.place(blockIdx.x, head, tile);
     const int b = head / int(p.Hq);
@@ -268,12 +268,13 @@ __device__ void compute_dq(QueryShared<Tiles, T>& shared, const Maps& maps, cons
   }
   wgmma_wait<0>(dQ);
   store<Br>(Qi, dQ, scale, maps.dQ, first, task.h, task.b);
+  previous_kernel_is_done();  // before anything that comes later in the stream
 }
 
 template <bool masked, class Tiles, class T>
 __global__ void __launch_bounds__(threads, 1)
     dq_kernel(const __grid_constant__ Maps maps, const __grid_constant__ Problem p,
-              const __grid_constant__ Passed passed, const __grid_constant__ Order order,
+              const __grid_constant__ Passed passed, const __grid_constant__ Order<int> order,
               float scale) {
   extern __shared__ __align__(1024) unsigned char memory[];
   auto& shared = *reinterpret_cast<QueryShared<Tiles, T>*>(memory);
@@ -306,7 +307,7 @@ void launch_dq(const Problem& p, const Backward<T>& t, float scale, const Passed
   const bool masked = p.causal != Causal::none || p.key_lengths || p.Nk % Tiles::Bc != 0;
   const auto kernel = masked ? dq_kernel<true, Tiles, T> : dq_kernel<false, Tiles, T>;
   launch(kernel, sizeof(QueryShared<Tiles, T>), maps_of<Tiles>(p, t), p, passed,
-         order_of_queries<Tiles>(p), scale, stream);
+         order_of_queries<Tiles>(p), scale, stream, true);
 }
 
 }  // namespace

@@ -1,8 +1,6 @@
 // What both files of rung 3 share: the order of tiles, P and dS, tiles that come and go, and the
 // part of the owner of keys that does not depend on d.
 #pragma once
-#include <algorithm>
-
 #include "06_optimized/backward.hpp"
 #include "06_optimized/backward/steps.cuh"
 #include "06_optimized/ptx/mma.cuh"
@@ -22,22 +20,6 @@ void launch_wide_dkv(const Problem& p, const Backward<T>& t, float scale, const 
 
 struct Maps {
   CUtensorMap Q, K, V, dO, dQ, dK, dV;
-};
-
-// Blocks of threads start in this order: in each section of heads first the longest tile of every
-// head, then the next ... With a causal mask most rows see the first keys, and the last rows see
-// most keys. Without, the heads of a group, which read the same K and V, are finished before the
-// next.
-struct Order {
-  int tiles, heads, section;  // tiles of a head, all heads, heads of a section
-  bool last_first;
-
-  __device__ void place(int n, int& head, int& tile) const {
-    const int first = n / (section * tiles) * section, here = min(section, heads - first);
-    const int rest = n - first * tiles;
-    head = first + rest % here;
-    tile = last_first ? tiles - 1 - rest / here : rest / here;
-  }
 };
 
 // ---- P and dS of a tile; c = scale log2 e ----
@@ -93,7 +75,7 @@ __device__ void bring(T* tile, const CUtensorMap& map, Barrier* full, int first,
   for (int x = 0; x < D; x += 64) tma_load(tile + x * rows, map, full, x, first, h, b);
 }
 
-// factor * C, the sums of a warpgroup, to rows first ... first + 63 of a gradient. They leave
+// factor C, the sums of a warpgroup, to rows first ... first + 63 of a gradient. They leave
 // through 64 rows of a tile (of `rows` rows) that only this warpgroup has read, 16 rows a warp.
 template <int rows, class T, int n>
 __device__ void store(T* through, float (&C)[n], float factor, const CUtensorMap& map, int first,
@@ -102,14 +84,8 @@ __device__ void store(T* through, float (&C)[n], float factor, const CUtensorMap
   sync(uniform(threadIdx.x / 128), 128);  // all four warps have read it
   through += 16 * warp * 64;
 #pragma unroll
-  for (int x = 0; x < n / 8; ++x) {
-    std::uint32_t fragment[4];
-#pragma unroll
-    for (int k = 0; k < 4; ++k)
-      fragment[k] = rounded_pair<T>(factor * C[8 * x + 2 * k], factor * C[8 * x + 2 * k + 1]);
-    stmatrix(through + x / 4 * rows * 64 + swizzled_chunk(lane % 16, 2 * (x % 4) + lane / 16),
-             fragment);
-  }
+  for (int e = 0; e < n; ++e) C[e] *= factor;
+  put<rows>(through, C, lane);
   fence_async();
   __syncwarp();
   if (lane == 0) {
@@ -131,7 +107,7 @@ struct KeyTask {
   int first, end, heads;
 
   template <class Tiles>
-  __device__ static KeyTask of(const Problem& p, const Order& order) {
+  __device__ static KeyTask of(const Problem& p, const Order<int>& order) {
     int head, tile;
     order.place(blockIdx.x, head, tile);
     const int b = head / int(p.Hkv);
@@ -171,6 +147,7 @@ struct KeyShared {
 
 template <class Tiles, class T>
 __device__ void load(KeyShared<Tiles, T>& shared, const Maps& maps, const Passed& passed, int Hq) {
+  next_kernel_may_start();
   const KeyTask& task = shared.task;
   constexpr int D = Tiles::D, Br = Tiles::Br, Bc = Tiles::Bc;
   arrive_expecting(&shared.KV_full, 2 * Bc * D * int(sizeof(T)));
@@ -205,32 +182,41 @@ Maps maps_of(const Problem& p, const Backward<T>& t) {
           tensor_map(t.dV, p.B, p.Hkv, p.Nk, p.d, 16)};
 }
 
+// `early`: it does not need what the kernel before it writes, and need not wait until its last
+// blocks are done; see next_kernel_may_start().
 template <class Kernel>
 void launch(Kernel kernel, std::size_t bytes, const Maps& maps, const Problem& p,
-            const Passed& passed, const Order& order, float scale, cudaStream_t stream) {
+            const Passed& passed, const Order<int>& order, float scale, cudaStream_t stream,
+            bool early = false) {
   allow_shared_memory(kernel, bytes);
-  FA_LAUNCH(kernel, dim3(unsigned(order.tiles) * unsigned(order.heads)), dim3(threads), bytes,
-            stream, maps, p, passed, order, scale);
+  cudaLaunchAttribute start{};
+  start.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  start.val.programmaticStreamSerializationAllowed = early;
+  cudaLaunchConfig_t how{};
+  how.gridDim = dim3(unsigned(order.tiles) * unsigned(order.heads));
+  how.blockDim = dim3(threads);
+  how.dynamicSmemBytes = bytes;
+  how.stream = stream;
+  how.attrs = &start;
+  how.numAttrs = 1;
+  check_no_earlier_error("two_kernels", __FILE__, __LINE__);
+  FA_CUDA_CHECK(cudaLaunchKernelEx(&how, kernel, maps, p, passed, order, scale));
+  check_launch("two_kernels", __FILE__, __LINE__, FA_BUILT_FOR, stream);
 }
 
-// With tiles of many sizes: as many heads a section as have what they read in 32 MiB of L2.
-// `same`: how many heads read the same.
-inline Order order_of(const Problem& p, std::int64_t tiles, std::int64_t heads, std::int64_t bytes,
-                      std::int64_t same, bool last_first) {
-  std::int64_t section = 1;
-  if (p.causal != Causal::none)
-    while (2 * section * bytes <= 32 << 20 && section < heads) section *= 2;
-  return {int(tiles), int(heads), int(std::min(section * same, heads)), last_first};
+// With tiles of many sizes: as many heads a section as have what they read in 32 MiB of L2. Else
+// one key head, whose group reads the same K and V.
+template <class Tiles>
+Order<int> order_of_keys(const Problem& p) {
+  const std::int64_t heads = p.B * p.Hkv, bytes = p.Hq / p.Hkv * p.Nq * Tiles::D * 4;  // Q and dO
+  return {int((p.Nk + Tiles::Bc - 1) / Tiles::Bc), int(heads),
+          p.causal == Causal::none ? 1 : heads_within(32, bytes, heads), false};
 }
 template <class Tiles>
-Order order_of_keys(const Problem& p) {
-  const std::int64_t bytes = p.Hq / p.Hkv * p.Nq * Tiles::D * 4;  // Q and dO of the group
-  return order_of(p, (p.Nk + Tiles::Bc - 1) / Tiles::Bc, p.B * p.Hkv, bytes, 1, false);
-}
-template <class Tiles>
-Order order_of_queries(const Problem& p) {
-  const std::int64_t bytes = p.Nk * Tiles::D * 4;  // K and V
-  return order_of(p, (p.Nq + Tiles::Br - 1) / Tiles::Br, p.B * p.Hq, bytes, p.Hq / p.Hkv, true);
+Order<int> order_of_queries(const Problem& p) {
+  const std::int64_t heads = p.B * p.Hkv, bytes = p.Nk * Tiles::D * 4, group = p.Hq / p.Hkv;
+  const int section = p.causal == Causal::none ? 1 : heads_within(32, bytes, heads);  // K and V
+  return {int((p.Nq + Tiles::Br - 1) / Tiles::Br), int(p.B * p.Hq), section * int(group), true};
 }
 
 }  // namespace fa::optimized::two_kernels

@@ -154,7 +154,7 @@ __device__ void compute_dk(WideShared<T>& shared, const Maps& maps, float scale)
 template <class T>
 __global__ void __launch_bounds__(threads, 1)
     wide_dkv_kernel(const __grid_constant__ Maps maps, const __grid_constant__ Problem p,
-                    const __grid_constant__ Passed passed, const __grid_constant__ Order order,
+                    const __grid_constant__ Passed passed, const __grid_constant__ Order<int> order,
                     float scale) {
   extern __shared__ __align__(1024) unsigned char memory[];
   auto& shared = *reinterpret_cast<WideShared<T>*>(memory);

@@ -10,6 +10,7 @@
 // issues its products.
 #pragma once
 #include "06_optimized/backward.hpp"
+#include "06_optimized/order.cuh"
 #include "06_optimized/ptx/mma.cuh"
 #include "06_optimized/ptx/tma.cuh"
 
@@ -29,29 +30,30 @@ struct HeadByHead {
   __device__ int first_key() const { return int(blockIdx.x) % tiles * Bc; }
 };
 
-// Rungs 6 to 9: in each section of heads the first keys of all its heads, then the next ... With a
-// causal mask the first keys are seen by the most queries, so the shortest blocks come last.
+// Rungs 6 to 9: in sections of heads. With a causal mask the first keys are seen by the most
+// queries, so the shortest blocks come last.
 template <int Bc>
 struct InSections {
-  int begin, here, rest;  // the section's first head, its heads, this block's number in it
+  Order<int> order;
 
-  __device__ InSections(const Problem& p, int section) {
-    const int tiles = int((p.Nk + Bc - 1) / Bc), heads = int(p.B * p.Hkv);
-    begin = int(blockIdx.x) / (section * tiles) * section;
-    rest = int(blockIdx.x) - begin * tiles;
-    here = min(section, heads - begin);
+  __device__ InSections(const Problem& p, int section)
+      : order{int((p.Nk + Bc - 1) / Bc), int(p.B * p.Hkv), section, false} {}
+  __device__ int head() const {
+    int head, tile;
+    order.place(blockIdx.x, head, tile);
+    return head;
   }
-  __device__ int head() const { return begin + rest % here; }
-  __device__ int first_key() const { return rest / here * Bc; }
+  __device__ int first_key() const {
+    int head, tile;
+    order.place(blockIdx.x, head, tile);
+    return tile * Bc;
+  }
 };
 
-// On the host: as many heads a section, a power of two, as fit into so much of the L2 cache, where
-// every step reads Q and dO and adds to dQ. Of a query Q and dO have 2 bytes for each number, dQ 4.
-inline std::int64_t heads_of_section(const Problem& p, int D, std::int64_t MiB) {
-  const std::int64_t heads = p.B * p.Hkv, bytes = p.Hq / p.Hkv * p.Nq * D * (2 + 2 + 4);
-  std::int64_t section = 1;
-  while (2 * section * bytes <= MiB << 20 && section < heads) section *= 2;
-  return section;
+// On the host: as many heads a section as fit into so much of the L2 cache, where every step reads
+// Q and dO and adds to dQ. Of a query Q and dO have 2 bytes for each number, dQ 4.
+inline int heads_of_section(const Problem& p, int D, std::int64_t MiB) {
+  return heads_within(MiB, p.Hq / p.Hkv * p.Nq * D * (2 + 2 + 4), p.B * p.Hkv);
 }
 
 // ---- its steps ----

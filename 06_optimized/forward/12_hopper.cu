@@ -13,6 +13,7 @@
 
 #include "06_optimized/forward/softmax.cuh"
 #include "06_optimized/optimized.hpp"
+#include "06_optimized/order.cuh"
 #include "06_optimized/ptx/tma.cuh"
 #include "06_optimized/ptx/wgmma.cuh"
 
@@ -33,25 +34,21 @@ struct Sizes {
   static constexpr int registers = groups == 3 ? 160 : 240;
 };
 
-// What a block of threads has to do for one tile of queries, number n of all. Tiles are taken in
-// this order: in each section of heads first the last tile of every head, then the one before ...
+// What a block of threads has to do for one tile of queries, number n in the order of order.cuh.
 struct Task {
   int b = 0, h = -1;          // batch, head; h < 0: nothing more to do
   int i0 = 0, rows = 0;       // its rows of Q
   int length = 0, shift = 0;  // of the mask: row i sees keys [0, i + shift), none past the length
   int blocks = 0;             // of keys that its last row sees, at least one
 
-  __device__ Task(const Problem& p, int Br, int Bc, int section, int n) {
+  __device__ Task(const Problem& p, int Br, int Bc, const Order<int>& order, int n) {
     const int Hq = int(p.Hq), Nq = int(p.Nq), Nk = int(p.Nk);
-    const int tiles = (Nq + Br - 1) / Br, heads = int(p.B) * Hq;
-    if (n >= tiles * heads) return;
-    // The section's first head, how many heads it has, and which of its tiles this is.
-    const int first = n / (section * tiles) * section;
-    const int here = min(section, heads - first), rest = n - first * tiles;
-    const int head = first + rest % here;
+    if (n >= order.tiles * order.heads) return;
+    int head, tile;
+    order.place(n, head, tile);
     b = head / Hq;
     h = head % Hq;
-    i0 = (tiles - 1 - rest / here) * Br;
+    i0 = tile * Br;
     rows = min(Br, Nq - i0);
     length = int(Mask(p, b).length);
     shift = p.causal == Causal::none ? Nk : p.causal == Causal::top_left ? 1 : 1 + Nk - Nq;
@@ -102,12 +99,12 @@ __device__ void bring(T* tile, const CUtensorMap& map, const View<const T>& X, B
 // earlier.
 template <bool tma, class Tiles, class T>
 __device__ void load(Shared<Tiles, T>& shared, const ForwardMaps& maps, const Problem& p,
-                     const Forward<T>& t, int section, unsigned* taken) {
+                     const Forward<T>& t, const Order<int>& order, unsigned* taken) {
   constexpr int D = Tiles::D, Br = Tiles::Br, Bc = Tiles::Bc;
   Ring<Tiles::Q_buffers> q;
   Ring<Tiles::stages> k, v;
   for (int n = blockIdx.x;;) {
-    const Task task(p, Br, Bc, section, n);
+    const Task task(p, Br, Bc, order, n);
     wait(&shared.Q_free[q.at], q.phase ^ 1);
     if (tma || threadIdx.x == 0) shared.task[q.at] = task;
     if (task.h < 0) break;
@@ -185,7 +182,7 @@ __device__ void compute(Shared<Tiles, T>& shared, const ForwardMaps& maps, const
       round_to<T>(P, S);
     }
     // Keys past the length may hold anything, and 0 times NaN is NaN.
-    if (const int seen = task.length - j * Bc; task.length < p.Nk && seen < Bc) {
+    if (const int seen = task.length - j * Bc; tma && task.length < p.Nk && seen < Bc) {
       wait(&shared.V_full[kv.at], kv.phase);
       for (int e = max(seen, 0) * 8 + threadIdx.x % 128; e < Bc * 8; e += 128)
         for (int x = 0; x < D; x += 64)
@@ -267,7 +264,8 @@ __device__ void compute(Shared<Tiles, T>& shared, const ForwardMaps& maps, const
 template <bool tma, class Tiles, class T>
 __global__ void __launch_bounds__(Tiles::threads, 1)
     hopper_kernel(const __grid_constant__ ForwardMaps maps, const __grid_constant__ Problem p,
-                  const __grid_constant__ Forward<T> t, int section, unsigned* taken, float scale) {
+                  const __grid_constant__ Forward<T> t, const __grid_constant__ Order<int> order,
+                  unsigned* taken, float scale) {
   extern __shared__ __align__(1024) unsigned char memory[];
   auto& shared = *reinterpret_cast<Shared<Tiles, T>*>(memory);
   if (threadIdx.x == 0) {
@@ -280,7 +278,7 @@ __global__ void __launch_bounds__(Tiles::threads, 1)
   if (uniform(threadIdx.x / 128) == 0) {
     give_registers<Tiles::loader_registers>();
     if (!tma || (threadIdx.x < 32 && elected()))
-      load<tma, Tiles>(shared, maps, p, t, section, taken);
+      load<tma, Tiles>(shared, maps, p, t, order, taken);
   } else {
     take_registers<Tiles::registers>();
     compute<tma, Tiles>(shared, maps, p, t, scale);
@@ -291,21 +289,22 @@ template <bool tma, class Tiles, class T>
 void launch(const Problem& p, const Forward<T>& t, float scale, unsigned* taken,
             cudaStream_t stream) {
   const ForwardMaps maps = tma ? maps_of(p, t, Tiles::Br, Tiles::Bc) : ForwardMaps{};
-  const std::int64_t heads = p.B * p.Hq, tiles = (p.Nq + Tiles::Br - 1) / Tiles::Br;
-  std::int64_t section = 1;
+  const std::int64_t heads = p.B * p.Hkv, group = p.Hq / p.Hkv;
+  const std::int64_t KV_bytes = 2 * p.Nk * Tiles::D * 2;
+  Order<int> order{int((p.Nq + Tiles::Br - 1) / Tiles::Br), int(p.B * p.Hq), 1, true};
   if (taken) {
-    // Tiles of many sizes: as many heads a section as fit into 32 MiB of L2. But from 8192 keys on
-    // all of them: 1.3 % faster with a causal mask. That is measured, not derived.
-    while ((p.Nk >= 8192 || 2 * section * (2 * p.Nk * Tiles::D * 2) <= 32 << 20) && section < heads)
-      section *= 2;
-    section = std::min(section * (p.Hq / p.Hkv), heads);
+    // Tiles of many sizes: as many heads a section as have K and V in 32 MiB of L2; up to 32 heads
+    // also in 128 MiB. That is measured, not derived.
+    const int section = std::max(heads_within(32, KV_bytes, heads),
+                                 heads_within(128, KV_bytes, std::min<std::int64_t>(heads, 32)));
+    order.section = section * int(group);
     FA_CUDA_CHECK(cudaMemsetAsync(taken, 0, sizeof *taken, stream));
   }
   const auto kernel = hopper_kernel<tma, Tiles, T>;
   constexpr std::size_t bytes = sizeof(Shared<Tiles, T>);
   allow_shared_memory(kernel, bytes);
-  const auto blocks = unsigned(std::min<std::int64_t>(processors(), tiles * heads));
-  FA_LAUNCH(kernel, dim3(blocks), dim3(Tiles::threads), bytes, stream, maps, p, t, int(section),
+  const int blocks = std::min(processors(), order.tiles * order.heads);
+  FA_LAUNCH(kernel, dim3(unsigned(blocks)), dim3(Tiles::threads), bytes, stream, maps, p, t, order,
             taken, scale);
 }
 

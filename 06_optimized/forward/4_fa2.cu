@@ -20,6 +20,7 @@
 #include <type_traits>
 
 #include "06_optimized/optimized.hpp"
+#include "06_optimized/order.cuh"
 #include "06_optimized/ptx/cp_async.cuh"
 #include "06_optimized/ptx/fragments.hpp"
 #include "06_optimized/ptx/mma.cuh"
@@ -87,7 +88,7 @@ __device__ float row_sum(float x) {
 // [quote kernel]
 template <class Sizes, class T>
 __global__ void __launch_bounds__(threads, 2)
-    fa2_kernel(Problem p, Forward<T> t, float scale, bool aligned) {
+    fa2_kernel(Problem p, Forward<T> t, std::int64_t section, float scale, bool aligned) {
   constexpr int D = Sizes::D, groups = Sizes::groups, Br = Sizes::Br, Bc = Sizes::Bc;
   T* const Qi = dynamic_shared<T>();  // [Br, D]; at the end, O_i
   T* const Kj = Qi + Br * D;          // [Bc, D]
@@ -100,9 +101,11 @@ __global__ void __launch_bounds__(threads, 2)
   const int q_at = at<D>(warp_row + by_rows.row, by_rows.chunk);  // what this lane names to
   const int k_at = at<D>(by_columns.row, by_columns.chunk);       // ldmatrix: of the first block,
   const int v_at = at<D>(by_rows.row, by_rows.chunk);             // and what others differ from it
-  const std::int64_t tiles = (p.Nq + Br - 1) / Br, head = blockIdx.x / tiles;
+  const Order<std::int64_t> order{(p.Nq + Br - 1) / Br, p.B * p.Hq, section, true};
+  std::int64_t head, tile;
+  order.place(blockIdx.x, head, tile);
+  const std::int64_t i0 = tile * Br;
   const std::int64_t b = head / p.Hq, h = head % p.Hq, hk = p.key_head(h);
-  const std::int64_t i0 = (tiles - 1 - blockIdx.x % tiles) * Br;  // the longest rows first
   const int rows = int(min(std::int64_t(Br), p.Nq - i0)), d = int(p.d);
   const Mask mask(p, b);
   const auto K = t.K.rows(b, hk, p.Nk, d), V = t.V.rows(b, hk, p.Nk, d);
@@ -257,7 +260,7 @@ __global__ void __launch_bounds__(threads, 2)
   const int first = warp_row + lane / (D / 8), x = lane % (D / 8) * 8;
   T* to = t.O.at(b, h, i0 + first) + x;
   if (aligned && x + 8 <= d) {
-#pragma unroll
+#pragma unroll 4
     for (int r = first; r < first + 16 * groups; r += at_once, to += at_once * t.O.row)
       if (r < rows)
         *reinterpret_cast<uint4*>(to) = *reinterpret_cast<const uint4*>(Qi + at<D>(r, x / 8));
@@ -269,21 +272,18 @@ __global__ void __launch_bounds__(threads, 2)
 }
 // [end quote]
 
-// Copies of 16 bytes need addresses that are multiples of 16: the first and all strides.
-template <class T>
-bool aligned(const View<T>& v) {
-  return reinterpret_cast<std::uintptr_t>(v.data) % 16 == 0 && v.batch % 8 == 0 &&
-         v.head % 8 == 0 && v.row % 8 == 0;
-}
-
 template <class Sizes, class T>
 void launch(const Problem& p, const Forward<T>& t, float scale, cudaStream_t stream) {
   const auto fa2 = fa2_kernel<Sizes, T>;
   const std::size_t bytes = Sizes::shared_bytes;
   allow_shared_memory(fa2, bytes);
   const std::int64_t blocks = p.B * p.Hq * ((p.Nq + Sizes::Br - 1) / Sizes::Br);
-  FA_LAUNCH(fa2, dim3(unsigned(blocks)), dim3(threads), bytes, stream, p, t, scale,
-            aligned(t.Q) && aligned(t.K) && aligned(t.V) && aligned(t.O));
+  // As many key heads as keep K and V in this part of the L2 cache, and their groups. Measured.
+  constexpr int MiB = Sizes::D == 64 ? 8 : 16;
+  const int key_heads = heads_within(MiB, 2 * p.Nk * Sizes::D * 2, p.B * p.Hkv);
+  FA_LAUNCH(fa2, dim3(unsigned(blocks)), dim3(threads), bytes, stream, p, t,
+            std::int64_t(key_heads) * (p.Hq / p.Hkv), scale,
+            in_16_bytes(t.Q) && in_16_bytes(t.K) && in_16_bytes(t.V) && in_16_bytes(t.O));
 }
 
 }  // namespace

@@ -85,6 +85,19 @@ __device__ inline void arrive(int number, int threads) {
   asm volatile("bar.arrive %0, %1;" : : "r"(number), "r"(threads) : "memory");
 }
 
+// ---- kernels that overlap ----
+// A kernel launched with programmatic stream serialization may start when every block of the kernel
+// before it has said so, or has ended; where there is room, that is, beside that kernel's last
+// blocks. It must not use what that kernel writes until it is done.
+
+__device__ inline void next_kernel_may_start() {
+  asm volatile("griddepcontrol.launch_dependents;");
+}
+// Waits until the kernel before this one has ended and its writes are visible.
+__device__ inline void previous_kernel_is_done() {
+  asm volatile("griddepcontrol.wait;" : : : "memory");
+}
+
 // ---- roles ----
 
 // All threads of a warpgroup at once: give registers back, or take what was given back.

@@ -222,11 +222,11 @@ void launch_backward_at_once(const Problem& p, const Backward<T>& t, float scale
                              const Passed& passed, cudaStream_t stream) {
   launch_before(p, t, passed, stream);
   const Maps maps = maps_of<Br, Bc>(p, t);
-  const std::int64_t section = heads_of_section(p, D, 40);  // MiB of L2
+  const int section = heads_of_section(p, D, 40);  // MiB of L2
   allow_shared_memory(at_once_kernel, sizeof(Shared));
   const std::int64_t blocks = p.B * p.Hkv * ((p.Nk + Bc - 1) / Bc);
   FA_LAUNCH(at_once_kernel, dim3(unsigned(blocks)), dim3(threads), sizeof(Shared), stream, maps, p,
-            passed, scale, int(section));
+            passed, scale, section);
   launch_after(p, t, scale, passed, stream);
 }
 template void launch_backward_at_once(const Problem&, const Backward<__nv_bfloat16>&, float,

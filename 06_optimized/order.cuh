@@ -1,0 +1,36 @@
+// In which order blocks of threads take the tiles of all heads.
+//
+// Heads come in sections. In each section first the first tile of every head (or the last one), then
+// the next ... With a causal mask tiles cost from one block of keys to all of them: the last rows see
+// most keys, and most rows see the first keys. If the tiles that cost most are taken first, the last
+// to be taken are short, and all SMs are done at about the same time. A section has as many heads as
+// keep in the L2 cache what all their tiles read.
+#pragma once
+#include <algorithm>
+#include <cstdint>
+
+namespace fa::optimized {
+
+// Int: int, or std::int64_t where that is better for the registers of the whole kernel.
+template <class Int>
+struct Order {
+  Int tiles, heads, section;  // tiles of a head, all heads, heads of a section
+  bool last_first;            // of a head, the last tile
+
+  // The head and the tile that number n takes, n < heads tiles.
+  __device__ void place(Int n, Int& head, Int& tile) const {
+    const Int first = n / (section * tiles) * section, here = min(section, heads - first);
+    const Int rest = n - first * tiles;
+    head = first + rest % here;
+    tile = last_first ? tiles - 1 - rest / here : rest / here;
+  }
+};
+
+// As many heads a section, a power of two or all of them, as have `bytes` each in so many MiB; at least one.
+inline int heads_within(std::int64_t MiB, std::int64_t bytes, std::int64_t heads) {
+  std::int64_t section = 1;
+  while (section < heads && 2 * section * bytes <= MiB << 20) section *= 2;
+  return int(std::min(section, heads));
+}
+
+}  // namespace fa::optimized
