@@ -51,8 +51,7 @@ __global__ void __launch_bounds__(threads)
 // dQ = T(scale dQ), a block of 64 x 64 as struct Passed describes it, by 128 threads.
 template <class T>
 __global__ void __launch_bounds__(128)
-    after_kernel(Problem p, View<T> dQ, float scale, Passed passed, int blocks_wide,
-                 bool aligned) {
+    after_kernel(Problem p, View<T> dQ, float scale, Passed passed, int blocks_wide, bool aligned) {
   constexpr int stride = 64 + 8;  // of a row in shared memory: 8 rows lie in different banks
   __shared__ __align__(16) T rows[64 * stride];
   const std::int64_t block = blockIdx.x, tiles = passed.rows / 64;

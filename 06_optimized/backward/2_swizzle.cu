@@ -27,6 +27,7 @@
 #include <type_traits>
 
 #include "06_optimized/backward.hpp"
+#include "06_optimized/optimized.hpp"
 #include "06_optimized/ptx/cp_async.cuh"
 #include "06_optimized/ptx/fragments.hpp"
 #include "06_optimized/ptx/mma.cuh"

@@ -277,8 +277,7 @@ __global__ void __launch_bounds__(Tiles::threads, 1)
   __syncthreads();
   if (uniform(threadIdx.x / 128) == 0) {
     give_registers<Tiles::loader_registers>();
-    if (!tma || (threadIdx.x < 32 && elected()))
-      load<tma, Tiles>(shared, maps, p, t, order, taken);
+    if (!tma || (threadIdx.x < 32 && elected())) load<tma, Tiles>(shared, maps, p, t, order, taken);
   } else {
     take_registers<Tiles::registers>();
     compute<tma, Tiles>(shared, maps, p, t, scale);
