@@ -1,9 +1,9 @@
 // In which order blocks of threads take the tiles of all heads.
 //
-// Heads come in sections. In each section first the first tile of every head (or the last one), then
-// the next ... With a causal mask tiles cost from one block of keys to all of them: the last rows see
-// most keys, and most rows see the first keys. If the tiles that cost most are taken first, the last
-// to be taken are short, and all SMs are done at about the same time. A section has as many heads as
+// Heads come in sections. In each, first the first tile of every head (or the last one), then the
+// next ... With a causal mask tiles cost from one block of keys to all of them: the last rows see
+// most keys, and most rows see the first keys. If the tiles that cost most are taken first, those
+// taken last are short, and all SMs are done at about the same time. A section has as many heads as
 // keep in the L2 cache what all their tiles read.
 #pragma once
 #include <algorithm>
@@ -26,7 +26,7 @@ struct Order {
   }
 };
 
-// As many heads a section, a power of two or all of them, as have `bytes` each in so many MiB; at least one.
+// As many heads a section as have `bytes` each in so many MiB: a power of two, or all of them.
 inline int heads_within(std::int64_t MiB, std::int64_t bytes, std::int64_t heads) {
   std::int64_t section = 1;
   while (section < heads && 2 * section * bytes <= MiB << 20) section *= 2;

@@ -3,7 +3,7 @@
 // The idea: with a causal mask a tile of queries costs from one block of keys to all of them.
 // Blocks of threads that take every 132nd tile are done early or late by luck. Here the longest
 // tiles come first, and who is done takes the next one: the last to be taken are short. Heads come
-// in sections whose K and V together fit into the L2 cache; if they are long, all at once.
+// in sections whose K and V together are not much larger than the L2 cache (order.cuh).
 //
 // What should change: nothing without a mask, where all tiles are alike; with a causal mask the SMs
 // finish together, and not up to one long tile apart.
