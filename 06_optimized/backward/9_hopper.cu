@@ -8,12 +8,13 @@
 //              because ptxas moves nothing over it
 //   a mask     hides S, before its exponentials, and not P, after them: then exponentials and
 //              rounding are one piece between two branches
+//   who says   that a buffer has been read: each warp, where there is a mask
 //   sections   of heads whose Q, dO and dQ need 20 MiB, not 40: more of it is still in the L2 cache
 //              when it is asked for
 //
-// What should change: 1 to 3 % without a mask. And d, types, strides and key lengths as promised.
+// What should change: 1 to 3 % at d = 128. And d, types, strides and key lengths as promised.
 //
-// Measured: 656 TFLOP/s after 648; with a causal mask 585 after 587.
+// Measured: 638 TFLOP/s after 633; with a causal mask 578 after 574.
 #include <cfloat>
 
 #include "06_optimized/backward.hpp"

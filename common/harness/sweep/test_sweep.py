@@ -6,7 +6,9 @@ import contextlib
 import importlib.util
 import io
 import itertools
+import re
 import shutil
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -223,6 +225,39 @@ class Recorded(InFolder):
         self.assertEqual(recorded(sweep.ROOT) - recorded(self.copy), set(), "no step of sweep.py makes these")
         for path, text in pages.items():
             self.assertEqual(path.read_text(), text, f"{path}: its tables are not those of what is recorded")
+
+
+class Said(unittest.TestCase):
+    """What the first comment of a kernel of stage 06 says it measured, in TFLOP/s."""
+
+    RUNGS = {"forward": ["mma", "cp_async", "swizzle", "fa2", "wgmma", "ring", "specialised", "lock no_lock", "overlap",
+                         "rows", "persistent", "hopper"],
+             "backward": ["mma", "swizzle", "two_kernels", "fused", "bulk", "early", "at_once", "late", "hopper"]}
+
+    def test_is_what_is_recorded(self) -> None:
+        stage = sweep.ROOT / sweep.STAGES["06"]
+        recorded = load(stage / "results" / "nvidia-h200.json")
+        for what, rungs in self.RUNGS.items():
+            for number in range(1, len(rungs) + 1):
+                names = " ".join(rungs[max(0, number - 2):number]).split()  # the rung and the one before
+                for file in (stage / what).glob(f"{number}_*.cu"):
+                    said = re.search(r"^// Measured(?:.*\n//)*.*", file.read_text(encoding="utf-8"), re.M)
+                    self.assertIsNotNone(said, file)
+                    assert said
+                    d = re.search(r"d = (\d+)", said[0])
+                    known = self.medians(recorded, what, names, int(d[1]) if d else 128)
+                    text = re.sub(r"[Nd] = \d+|\d+\.\d+|\d+ %", "", said[0])
+                    for figure in map(int, re.findall(r"\b\d{2,}\b", text)):
+                        with self.subTest(file=file.name, figure=figure):
+                            self.assertIn(figure, known, "no median of this rung or the one before at N = 4096")
+
+    def medians(self, recorded: Any, what: str, names: list[str], d: int) -> set[int]:
+        rates: dict[tuple[object, ...], list[float]] = {}
+        for row in recorded.rows:
+            if (row.stage, row.what, row.dtype) == ("stage06", what, "bf16") and row.variant in names \
+                    and (row.keys["N"], row.keys["d"], row.keys["G"]) == (4096, d, 1):
+                rates.setdefault((row.variant, row.keys["causal"], row.keys["chip"]), []).append(row.value("flops"))
+        return {round(1e-12 * statistics.median(some)) for some in rates.values()}
 
 
 @unittest.skipUnless(importlib.util.find_spec("torch"), "no PyTorch")
