@@ -99,7 +99,7 @@ def ladder(r: Results, p: Pass) -> Chart | None:
               if (found := rows(r, p.what, variant, stage="peer", **LADDER))}
     speeds["matrix product"] = 1e-12 * median(below, "roof")
     return Chart(f"{p.prefix}ladder", "One idea at a time" + (", backward" if p is BACKWARD else ""), [
-        Bars("TFLOP/s, and the step from the rung above", bars, "TFLOP/s", "",
+        Bars("TFLOP/s, and the step from the rung above, round by round", bars, "TFLOP/s", "",
              [Bound(f"{label} {significant(value)}", value) for label, value in speeds.items()])],
         f"{r.context['device']} · bf16 · N 4096, d 128, no mask, B N = 16384, H d = 2048"
         f" · FLOPs: {r.context['flop_formula']}" + (", times 2.5" if p is BACKWARD else ""))

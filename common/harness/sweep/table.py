@@ -228,9 +228,10 @@ def charts(context: dict[str, str], rows: dict[str, Row]) -> list[Chart]:
             panels = [Lines(f"TFLOP/s, {what}", lines) for what in ("forward", "backward")
                       if (lines := [one for side in SIDES if (one := line_of(dtype, d, what, side))])]
             if panels:
-                found.append(Chart(f"{dtype}_d{d}", f"{word}, d = {d}: from 128 to 65,536 positions", panels,
+                found.append(Chart(f"{dtype}_d{d}", f"{word}, d = {d}, by sequence length", panels,
                                    f"{context['device']} · batch 1, {CHART_HEADS} heads, causal · median, and a band "
-                                   f"down to the 99th percentile of the time · FLOPs: {context['flop_formula']}"))
+                                   f"down to the 99th percentile of the time · FLOPs: {context['flop_formula']}, "
+                                   "times 2.5 for the backward"))
     return found
 
 
