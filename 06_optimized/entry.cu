@@ -154,7 +154,8 @@ Kernel forward(const Problem& p, const Forward<T>& t, const Options& options) {
     require(why_not.empty(), "optimized: ", why_not);
     require(options.scratch || scratch_bytes(p, kernel) == 0, "optimized: ", name(kernel),
             " needs scratch_bytes() = ", scratch_bytes(p, kernel), " bytes of scratch, got null");
-    require(reinterpret_cast<std::uintptr_t>(options.scratch) % alignof(unsigned) == 0,
+    require(scratch_bytes(p, kernel) == 0 ||
+                reinterpret_cast<std::uintptr_t>(options.scratch) % alignof(unsigned) == 0,
             "optimized: scratch must be aligned to ", alignof(unsigned), " bytes, got ",
             options.scratch);
     if (p.B == 0 || p.Hq == 0 || p.Nq == 0) return kernel;

@@ -60,13 +60,14 @@ inline int processors() {
   return count;
 }
 
-// Do all rows begin at multiples of 16 bytes, so that they can be copied in pieces of 16 bytes?
+// Are the address and all strides multiples of 16 bytes (also a stride that is never used), so that
+// rows can be copied in pieces of 16?
 template <class X>
 bool in_16_bytes(const View<X>& v) {
   return reinterpret_cast<std::uintptr_t>(v.data) % 16 == 0 && v.batch % 8 == 0 &&
          v.head % 8 == 0 && v.row % 8 == 0;
 }
-// And do they follow each other in ascending order? What the rungs on the way want.
+// And is no stride negative? What the rungs on the way want.
 template <class X>
 bool in_order(const View<X>& v) {
   return in_16_bytes(v) && v.batch >= 0 && v.head >= 0 && v.row >= 0;

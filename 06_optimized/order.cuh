@@ -3,11 +3,14 @@
 // Heads come in sections. In each, first the first tile of every head (or the last one), then the
 // next ... With a causal mask tiles cost from one block of keys to all of them: the last rows see
 // most keys, and most rows see the first keys. If the tiles that cost most are taken first, those
-// taken last are short, and all SMs are done at about the same time. A section has as many heads as
-// keep in the L2 cache what all their tiles read.
+// taken last are short, and all SMs are done at about the same time. Sections are there for the L2
+// cache: of what the tiles under way read, most should be in it. How large they may be is measured,
+// kernel by kernel.
 #pragma once
 #include <algorithm>
 #include <cstdint>
+
+#include "common/core/problem.hpp"
 
 namespace fa::optimized {
 
@@ -18,15 +21,17 @@ struct Order {
   bool last_first;            // of a head, the last tile
 
   // The head and the tile that number n takes, n < heads tiles.
-  __device__ void place(Int n, Int& head, Int& tile) const {
-    const Int first = n / (section * tiles) * section, here = min(section, heads - first);
+  FA_HOST_DEVICE void place(Int n, Int& head, Int& tile) const {
+    const Int first = n / (section * tiles) * section;
+    const Int here = section < heads - first ? section : heads - first;
     const Int rest = n - first * tiles;
     head = first + rest % here;
     tile = last_first ? tiles - 1 - rest / here : rest / here;
   }
 };
 
-// As many heads a section as have `bytes` each in so many MiB: a power of two, or all of them.
+// How many heads a section may have if each has so many bytes, and the section so many MiB: a power
+// of two, or all heads; at least one.
 inline int heads_within(std::int64_t MiB, std::int64_t bytes, std::int64_t heads) {
   std::int64_t section = 1;
   while (section < heads && 2 * section * bytes <= MiB << 20) section *= 2;

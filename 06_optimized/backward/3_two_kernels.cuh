@@ -200,12 +200,12 @@ void launch(Kernel kernel, std::size_t bytes, const Maps& maps, const Problem& p
   how.attrs = &start;
   how.numAttrs = 1;
   check_no_earlier_error("two_kernels", __FILE__, __LINE__);
-  FA_CUDA_CHECK(cudaLaunchKernelEx(&how, kernel, maps, p, passed, order, scale));
+  cudaLaunchKernelEx(&how, kernel, maps, p, passed, order, scale);  // an error is found here:
   check_launch("two_kernels", __FILE__, __LINE__, FA_BUILT_FOR, stream);
 }
 
-// With tiles of many sizes: as many heads a section as have what they read in 32 MiB of L2. Else
-// one key head, whose group reads the same K and V.
+// With a causal mask: as many heads a section as have what they read in 32 MiB of L2. Else one key
+// head, with all query heads that read its K and V.
 template <class Tiles>
 Order<int> order_of_keys(const Problem& p) {
   const std::int64_t heads = p.B * p.Hkv, bytes = p.Hq / p.Hkv * p.Nq * Tiles::D * 4;  // Q and dO
@@ -214,8 +214,9 @@ Order<int> order_of_keys(const Problem& p) {
 }
 template <class Tiles>
 Order<int> order_of_queries(const Problem& p) {
-  const std::int64_t heads = p.B * p.Hkv, bytes = p.Nk * Tiles::D * 4, group = p.Hq / p.Hkv;
-  const int section = p.causal == Causal::none ? 1 : heads_within(32, bytes, heads);  // K and V
+  const std::int64_t heads = p.B * p.Hkv, group = p.Hq / p.Hkv;
+  const std::int64_t bytes = p.Nk * Tiles::D * 4;  // K and V
+  const int section = p.causal == Causal::none ? 1 : heads_within(32, bytes, heads);
   return {int((p.Nq + Tiles::Br - 1) / Tiles::Br), int(p.B * p.Hq), section * int(group), true};
 }
 

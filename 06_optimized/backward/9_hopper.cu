@@ -100,7 +100,8 @@ __device__ void compute(Shared<Tiles, T>& shared, const Maps& maps, const Proble
   constexpr int D = Tiles::D, Br = Tiles::Br, Bc = Tiles::Bc;
   const int group = uniform(threadIdx.x / 128) - 1, thread = threadIdx.x % 128;
   const int warp = thread / 32, lane = thread % 32;
-  // Says that a buffer has been read: with a mask of each warp, else of the group. Measured.
+  // Says that a buffer has been read: with a mask a lane of each warp, else a thread of the group.
+  // Measured, not derived.
   const bool leader = masked ? lane == 0 : thread == 0;
   // exp(scale x) = 2^(c x). With a factor of 0 a hidden score would be as good as any.
   const float c = scale == 0 ? FLT_MIN : scale * 1.4426950408889634f;

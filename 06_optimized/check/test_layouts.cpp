@@ -4,8 +4,10 @@
 
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "06_optimized/order.cuh"
 #include "06_optimized/ptx/fragments.hpp"
 
 namespace {
@@ -161,6 +163,40 @@ TEST(swizzle, of_a_box_is_the_one_that_the_hardware_knows) {
       ASSERT_EQ(swizzled_chunk(row, chunk) * 2, plain ^ (plain >> 7 & 7) << 4)
           << "in bytes, of row " << row << ", chunk " << chunk;
     }
+}
+
+// Also where the last section has fewer heads than the others.
+TEST(order, takes_every_tile_once) {
+  for (int tiles : {1, 2, 5})
+    for (int heads : {1, 7, 12})
+      for (int section : {1, 2, 4, heads})
+        for (bool last_first : {false, true}) {
+          const Order<int> order{tiles, heads, section, last_first};
+          std::set<std::pair<int, int>> seen;
+          for (int n = 0; n < tiles * heads; ++n) {
+            int head = -1, tile = -1;
+            order.place(n, head, tile);
+            EXPECT_TRUE(head >= 0 && head < heads && tile >= 0 && tile < tiles);
+            EXPECT_TRUE(seen.insert({head, tile}).second) << "head " << head << ", tile " << tile;
+          }
+        }
+}
+
+TEST(order, takes_the_tiles_of_a_section_by_turns) {
+  const Order<int> order{2, 3, 2, true};  // heads 0 and 1, then 2
+  std::vector<std::pair<int, int>> found(6);
+  for (int n = 0; n < 6; ++n) order.place(n, found[n].first, found[n].second);
+  EXPECT_EQ(found,
+            (std::vector<std::pair<int, int>>{{0, 1}, {1, 1}, {0, 0}, {1, 0}, {2, 1}, {2, 0}}));
+}
+
+TEST(order, sections_by_their_bytes) {
+  constexpr std::int64_t MiB = 1 << 20;
+  EXPECT_EQ(heads_within(32, 2 * MiB, 64), 16);
+  EXPECT_EQ(heads_within(32, 3 * MiB, 64), 8);   // a power of two
+  EXPECT_EQ(heads_within(32, 2 * MiB, 12), 12);  // or all
+  EXPECT_EQ(heads_within(32, 64 * MiB, 12), 1);  // at least one
+  EXPECT_EQ(heads_within(32, 0, 12), 12);
 }
 
 }  // namespace

@@ -3,7 +3,7 @@
 // The idea: with a causal mask a tile of queries costs from one block of keys to all of them.
 // Blocks of threads that take every 132nd tile are done early or late by luck. Here the longest
 // tiles come first, and who is done takes the next one: the last to be taken are short. Heads come
-// in sections whose K and V together are not much larger than the L2 cache (order.cuh).
+// in sections, so that tiles under way at the same time share K and V in the L2 cache (order.cuh).
 //
 // What should change: nothing without a mask, where all tiles are alike; with a causal mask the SMs
 // finish together, and not up to one long tile apart.
@@ -292,8 +292,8 @@ void launch(const Problem& p, const Forward<T>& t, float scale, unsigned* taken,
   const std::int64_t KV_bytes = 2 * p.Nk * Tiles::D * 2;
   Order<int> order{int((p.Nq + Tiles::Br - 1) / Tiles::Br), int(p.B * p.Hq), 1, true};
   if (taken) {
-    // Tiles of many sizes: as many heads a section as have K and V in 32 MiB of L2; up to 32 heads
-    // also in 128 MiB. That is measured, not derived.
+    // Tiles of many sizes: as many heads a section as have K and V in 32 MiB of L2; where these are
+    // fewer than 32, up to 32 as long as 128 MiB hold them. Measured, not derived.
     const int section = std::max(heads_within(32, KV_bytes, heads),
                                  heads_within(128, KV_bytes, std::min<std::int64_t>(heads, 32)));
     order.section = section * int(group);

@@ -280,7 +280,8 @@ void launch(const Problem& p, const Forward<T>& t, float scale, cudaStream_t str
   const std::size_t bytes = Sizes::shared_bytes;
   allow_shared_memory(fa2, bytes);
   const std::int64_t blocks = p.B * p.Hq * ((p.Nq + Sizes::Br - 1) / Sizes::Br);
-  // As many key heads as keep K and V in this part of the L2 cache, and their groups. Measured.
+  // Key heads whose K and V fit into this part of the L2 cache, with all query heads that read
+  // them. Measured, not derived.
   constexpr int MiB = Sizes::D == 64 ? 8 : 16;
   const int key_heads = heads_within(MiB, 2 * p.Nk * Sizes::D * 2, p.B * p.Hkv);
   FA_LAUNCH(fa2, dim3(unsigned(blocks)), dim3(threads), bytes, stream, p, t,

@@ -240,7 +240,9 @@ class Said(unittest.TestCase):
         for what, rungs in self.RUNGS.items():
             for number in range(1, len(rungs) + 1):
                 names = " ".join(rungs[max(0, number - 2):number]).split()  # the rung and the one before
-                for file in (stage / what).glob(f"{number}_*.cu"):
+                files = list((stage / what).glob(f"{number}_*.cu"))
+                self.assertTrue(files, f"no file for rung {number} of the {what}")
+                for file in files:
                     said = re.search(r"^// Measured(?:.*\n//)*.*", file.read_text(encoding="utf-8"), re.M)
                     self.assertIsNotNone(said, file)
                     assert said
