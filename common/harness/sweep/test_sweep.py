@@ -321,6 +321,8 @@ class Tables(InFolder):
         self.assertEqual((again.expected_ms(twice, "ours"), again.expected_ms(twice, "peer")), (8, 0))
         again.add([empty_row(twice, "ours", "too_slow", "x", expected_ms=8), self.row(twice, "peer")])
         self.assertTrue(again.has(twice))
+        self.assertTrue(again.has(twice, limit=7))
+        self.assertFalse(again.has(twice, limit=8))  # no longer too slow
         self.assertEqual(again.expected_ms(Cell("bf16", 64, 16, 4096, "forward"), "ours"), 32)
         results = load(self.out / "table.json")  # the common format
         self.assertEqual((len(results.rows), len(results.errors)), (2, 2))
@@ -333,6 +335,14 @@ class Tables(InFolder):
         self.assertEqual((file.has(cell), file.tried(cell)), (False, True))
         file.add([self.row(cell, "ours"), empty_row(cell, "peer", "failed", "no kernel")])
         self.assertTrue(file.has(cell))
+
+    def test_the_limit_may_be_raised(self) -> None:
+        cell = Cell("bf16", 64, 16, 1024, "forward")
+        low, high = (f"20 launches{table.ABOVE}{limit} ms is too slow" for limit in (300, 6000))
+        self.file(method=low).add([self.row(cell, "ours"), self.row(cell, "peer")])
+        self.assertEqual(self.file(method=high).context["method"], high)
+        with self.assertRaisesRegex(BadResults, "another method"):
+            self.file(method=high.replace("20", "30"))
 
     def test_one_file_one_version(self) -> None:
         self.file().add([self.row(Cell("bf16", 16, 8, 128, "step"), "ours")])
