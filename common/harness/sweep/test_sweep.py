@@ -249,7 +249,9 @@ class Said(unittest.TestCase):
                     d = re.search(r"d = (\d+)", said[0])
                     known = self.medians(recorded, what, names, int(d[1]) if d else 128)
                     text = re.sub(r"[Nd] = \d+|\d+\.\d+|\d+ %", "", said[0])
-                    for figure in map(int, re.findall(r"\b\d{2,}\b", text)):
+                    figures = [int(figure) for figure in re.findall(r"\b\d{2,}\b", text)]
+                    self.assertTrue(figures, file)
+                    for figure in figures:
                         with self.subTest(file=file.name, figure=figure):
                             self.assertIn(figure, known, "no median of this rung or the one before at N = 4096")
 
