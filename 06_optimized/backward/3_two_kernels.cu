@@ -268,7 +268,8 @@ __device__ void compute_dq(QueryShared<Tiles, T>& shared, const Maps& maps, cons
   }
   wgmma_wait<0>(dQ);
   store<Br>(Qi, dQ, scale, maps.dQ, first, task.h, task.b);
-  previous_kernel_is_done();  // before anything that comes later in the stream
+  // Before anything that comes later in the stream. One block is enough: who waits keeps an SM.
+  if (blockIdx.x == gridDim.x - 1) previous_kernel_is_done();
 }
 
 template <bool masked, class Tiles, class T>
@@ -298,16 +299,20 @@ __global__ void __launch_bounds__(threads, 1)
 template <class Tiles, class T>
 void launch_dkv(const Problem& p, const Backward<T>& t, float scale, const Passed& passed,
                 cudaStream_t stream) {
-  launch(dkv_kernel<Tiles, T>, sizeof(KeyShared<Tiles, T>), maps_of<Tiles>(p, t), p, passed,
-         order_of_keys<Tiles>(p), scale, stream);
+  launch_keys<Tiles>(dkv_kernel<Tiles, T>, sizeof(KeyShared<Tiles, T>), p, t, scale, passed,
+                     stream);
 }
 template <class Tiles, class T>
 void launch_dq(const Problem& p, const Backward<T>& t, float scale, const Passed& passed,
                cudaStream_t stream) {
   const bool masked = p.causal != Causal::none || p.key_lengths || p.Nk % Tiles::Bc != 0;
   const auto kernel = masked ? dq_kernel<true, Tiles, T> : dq_kernel<false, Tiles, T>;
-  launch(kernel, sizeof(QueryShared<Tiles, T>), maps_of<Tiles>(p, t), p, passed,
-         order_of_queries<Tiles>(p), scale, stream, true);
+  const Order<int> order = order_of_queries<Tiles>(p);
+  constexpr std::size_t bytes = sizeof(QueryShared<Tiles, T>);
+  allow_shared_memory(kernel, bytes);
+  // It does not need what the kernel before it writes.
+  FA_LAUNCH_EARLY(kernel, dim3(unsigned(order.tiles) * unsigned(order.heads)), dim3(threads), bytes,
+                  stream, maps_of<Tiles>(p, t), p, passed, order, scale);
 }
 
 }  // namespace

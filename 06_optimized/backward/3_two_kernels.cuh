@@ -182,28 +182,6 @@ Maps maps_of(const Problem& p, const Backward<T>& t) {
           tensor_map(t.dV, p.B, p.Hkv, p.Nk, p.d, 16)};
 }
 
-// `early`: it does not need what the kernel before it writes, and need not wait until its last
-// blocks are done; see next_kernel_may_start().
-template <class Kernel>
-void launch(Kernel kernel, std::size_t bytes, const Maps& maps, const Problem& p,
-            const Passed& passed, const Order<int>& order, float scale, cudaStream_t stream,
-            bool early = false) {
-  allow_shared_memory(kernel, bytes);
-  cudaLaunchAttribute start{};
-  start.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  start.val.programmaticStreamSerializationAllowed = early;
-  cudaLaunchConfig_t how{};
-  how.gridDim = dim3(unsigned(order.tiles) * unsigned(order.heads));
-  how.blockDim = dim3(threads);
-  how.dynamicSmemBytes = bytes;
-  how.stream = stream;
-  how.attrs = &start;
-  how.numAttrs = 1;
-  check_no_earlier_error("two_kernels", __FILE__, __LINE__);
-  cudaLaunchKernelEx(&how, kernel, maps, p, passed, order, scale);  // an error is found here:
-  check_launch("two_kernels", __FILE__, __LINE__, FA_BUILT_FOR, stream);
-}
-
 // With a causal mask: as many heads a section as have what they read in 32 MiB of L2. Else one key
 // head, with all query heads that read its K and V.
 template <class Tiles>
@@ -218,6 +196,15 @@ Order<int> order_of_queries(const Problem& p) {
   const std::int64_t bytes = p.Nk * Tiles::D * 4;  // K and V
   const int section = p.causal == Causal::none ? 1 : heads_within(32, bytes, heads);
   return {int((p.Nq + Tiles::Br - 1) / Tiles::Br), int(p.B * p.Hq), section * int(group), true};
+}
+
+template <class Tiles, class T, class Kernel>
+void launch_keys(Kernel kernel, std::size_t bytes, const Problem& p, const Backward<T>& t,
+                 float scale, const Passed& passed, cudaStream_t stream) {
+  const Order<int> order = order_of_keys<Tiles>(p);
+  allow_shared_memory(kernel, bytes);
+  FA_LAUNCH(kernel, dim3(unsigned(order.tiles) * unsigned(order.heads)), dim3(threads), bytes,
+            stream, maps_of<Tiles>(p, t), p, passed, order, scale);
 }
 
 }  // namespace fa::optimized::two_kernels

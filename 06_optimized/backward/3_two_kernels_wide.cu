@@ -183,8 +183,7 @@ void launch_wide_dkv(const Problem& p, const Backward<T>& t, float scale, const 
                      cudaStream_t stream) {
   constexpr std::size_t bytes = sizeof(WideShared<T>);
   static_assert(bytes <= 227 * 1024);
-  launch(wide_dkv_kernel<T>, bytes, maps_of<Tiles>(p, t), p, passed, order_of_keys<Tiles>(p), scale,
-         stream);
+  launch_keys<Tiles>(wide_dkv_kernel<T>, bytes, p, t, scale, passed, stream);
 }
 
 template void launch_wide_dkv(const Problem&, const Backward<__half>&, float, const Passed&,

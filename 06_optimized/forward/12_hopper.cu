@@ -292,10 +292,9 @@ void launch(const Problem& p, const Forward<T>& t, float scale, unsigned* taken,
   const std::int64_t KV_bytes = 2 * p.Nk * Tiles::D * 2;
   Order<int> order{int((p.Nq + Tiles::Br - 1) / Tiles::Br), int(p.B * p.Hq), 1, true};
   if (taken) {
-    // Tiles of many sizes: as many heads a section as have K and V in 32 MiB of L2; where these are
-    // fewer than 32, up to 32 as long as 128 MiB hold them. Measured, not derived.
-    const int section = std::max(heads_within(32, KV_bytes, heads),
-                                 heads_within(128, KV_bytes, std::min<std::int64_t>(heads, 32)));
+    // Tiles of many sizes: as many heads a section as have K and V in 32 MiB of L2, or in 128 MiB
+    // if a head has 4 MiB or more. Measured, not derived.
+    const int section = heads_within(KV_bytes < 4 << 20 ? 32 : 128, KV_bytes, heads);
     order.section = section * int(group);
     FA_CUDA_CHECK(cudaMemsetAsync(taken, 0, sizeof *taken, stream));
   }

@@ -126,6 +126,33 @@ inline void check_launch(const char* kernel, const char* file, int line, const c
   } while (false)
 #endif
 
+// FA_LAUNCH_EARLY(...): the same, but the kernel need not wait for the one before it in the stream
+// ("programmatic stream serialization", from compute capability 9.0 on): it may start as soon as
+// all blocks of that kernel have allowed it or ended.
+#if defined(__CUDACC__) && !defined(FA_EMULATED)
+template <class... Parameters, class... Arguments>
+void launch_early(void (*kernel)(Parameters...), dim3 grid, dim3 block, std::size_t shared_bytes,
+                  cudaStream_t stream, Arguments&&... arguments) {
+  cudaLaunchAttribute early{};
+  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  early.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = grid;
+  config.blockDim = block;
+  config.dynamicSmemBytes = shared_bytes;
+  config.stream = stream;
+  config.attrs = &early;
+  config.numAttrs = 1;
+  cudaLaunchKernelEx(&config, kernel, std::forward<Arguments>(arguments)...);
+}
+#define FA_LAUNCH_EARLY(kernel, grid, block, shared_bytes, stream, ...)         \
+  do {                                                                          \
+    ::fa::check_no_earlier_error(#kernel, __FILE__, __LINE__);                  \
+    ::fa::launch_early(kernel, grid, block, shared_bytes, stream, __VA_ARGS__); \
+    ::fa::check_launch(#kernel, __FILE__, __LINE__, FA_BUILT_FOR, stream);      \
+  } while (false)
+#endif
+
 // The shared memory whose size is chosen at the launch, as an array of T, aligned to 16 bytes.
 #if defined(FA_EMULATED)
 template <class T>
