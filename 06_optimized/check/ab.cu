@@ -1,5 +1,6 @@
-// The last kernel of a ladder, or a variant of it, as a C function for ab.py: bf16, and no choice
-// among kernels. FA_KERNEL: the file; FA_BACKWARD: of the backward ladder.
+// A kernel or a variant of it as a C function for ab.py: bf16, and no choice among kernels.
+// FA_KERNEL: the file; FA_LAUNCHER: its host function; FA_BACKWARD: of the backward ladder.
+// FA_COUNTS, FA_ADDS_DQ: it counts tiles, or adds up dQ, in the scratch.
 #include FA_KERNEL
 
 #include "common/harness/peers/peer.hpp"
@@ -13,18 +14,20 @@ static optimized::Passed passed(const Problem& p, void* scratch) {
   optimized::Passed x{};
   x.rows = optimized::Passed::padded_rows(p.Nq);
   const std::int64_t rows = p.B * p.Hq * x.rows;
-  x.dQ = static_cast<float*>(scratch);
-  x.LSE2 = x.dQ + rows * optimized::Passed::padded(p.d);
+  x.LSE2 = static_cast<float*>(scratch);
   x.D = x.LSE2 + rows;
+#ifdef FA_ADDS_DQ
+  x.dQ = x.D + rows;
+#endif
   return x;
 }
 
 static void launch(const Problem& p, const fa_peer_call& c) {
-  optimized::launch_backward_hopper(p, harness::backward_of<T>(c), float(p.softmax_scale()),
-                                    passed(p, c.scratch), static_cast<cudaStream_t>(c.stream));
+  optimized::FA_LAUNCHER(p, harness::backward_of<T>(c), float(p.softmax_scale()),
+                         passed(p, c.scratch), static_cast<cudaStream_t>(c.stream));
 }
 
-#else
+#elif defined(FA_COUNTS)
 
 static void launch(const Problem& p, const fa_peer_call& c) {
 #ifdef FA_COUNT_ALWAYS
@@ -32,9 +35,16 @@ static void launch(const Problem& p, const fa_peer_call& c) {
 #else
   const bool count = p.causal != Causal::none;
 #endif
-  optimized::launch_hopper(p, harness::forward_of<T>(c), float(p.softmax_scale()),
-                           count ? static_cast<unsigned*>(c.scratch) : nullptr,
-                           static_cast<cudaStream_t>(c.stream));
+  optimized::FA_LAUNCHER(p, harness::forward_of<T>(c), float(p.softmax_scale()),
+                         count ? static_cast<unsigned*>(c.scratch) : nullptr,
+                         static_cast<cudaStream_t>(c.stream));
+}
+
+#else
+
+static void launch(const Problem& p, const fa_peer_call& c) {
+  optimized::FA_LAUNCHER(p, harness::forward_of<T>(c), float(p.softmax_scale()),
+                         static_cast<cudaStream_t>(c.stream));
 }
 
 #endif

@@ -1,19 +1,21 @@
-"""What each technique of the last kernel is worth: the kernel with one change each, timed beside it and cuDNN.
+"""What each technique of a kernel is worth: the kernel with one change each, timed beside it and cuDNN.
 
     python3 06_optimized/check/ab.py measure results.json      needs nvcc, PyTorch and a GPU of compute capability 9.0
     python3 06_optimized/check/ab.py table results.json        as Markdown
     python3 06_optimized/check/ab.py check                     do the changes in variants.txt still fit the source?
 
-The changes are in variants.txt. All kernels are built first, each into a library of its own. At each setting every
-result is compared with double precision and with the unmodified kernel's, at that length and at an odd short one,
-before anything is timed. Then everybody is timed once a round, in an order drawn anew, as compare.py does; a figure is
-the median of the ratios, round by round.
+The changes are in variants.txt: of the last kernel of each ladder, and of those that are chosen where it is not. All
+are built first, each into a library of its own. At each setting every result is compared with double precision and with
+the unmodified kernel's, at that length and at an odd short one, before anything is timed. Then a kernel, its variants
+and cuDNN are timed once a round, in an order drawn anew, as compare.py does; a figure is the median of the ratios,
+round by round.
 """
 
 from __future__ import annotations
 
 import argparse
 import ctypes
+import itertools
 import json
 import random
 import re
@@ -33,7 +35,22 @@ VARIANTS = STAGE / "check" / "variants.txt"
 AS_IT_IS = "as it is"
 SETTINGS = {"d": ["64", "128", "256"], "mask": ["none", "causal"], "N": ["1024", "4096", "16384"]}
 ODD = 321  # a short problem: its last tiles are not full
-KERNELS = {"forward": ("12_hopper.cu", [], []), "backward": ("9_hopper.cu", ["0_around.cu"], ["-DFA_BACKWARD"])}
+LADDERS = ("forward", "backward")
+
+
+@dataclass(frozen=True)
+class Kernel:
+    launcher: str  # what check/ab.cu calls
+    define: str = ""
+    others: tuple[str, ...] = ()  # files that it is linked with
+    ptxas: str = ""  # what ptxas is known to say of it
+
+
+KERNELS = {"forward/12_hopper.cu": Kernel("launch_hopper", "FA_COUNTS"),
+           "forward/4_fa2.cu": Kernel("launch_fa2", ptxas="spills"),
+           "backward/9_hopper.cu": Kernel("launch_backward_hopper", "FA_ADDS_DQ", ("backward/0_around.cu",)),
+           "backward/3_two_kernels.cu": Kernel("launch_backward_two_kernels", "",
+                                               ("backward/0_around.cu", "backward/3_two_kernels_wide.cu"))}
 
 
 class Bad(Exception):
@@ -52,6 +69,10 @@ class Variant:
     define: str = ""
     ptxas: str = ""  # what ptxas is known to say: spills, serialized
     edits: list[tuple[list[str], list[str]]] = field(default_factory=list)
+
+    @property
+    def ladder(self) -> str:
+        return self.file.split("/")[0]
 
     def fits(self, d: str, mask: str, n: str) -> bool:
         return all(value in self.at.get(key, SETTINGS[key]) for key, value in (("d", d), ("mask", mask), ("N", n)))
@@ -74,8 +95,9 @@ def parse(file: Path) -> list[Variant]:
         head, *lines = paragraph.strip().split("\n")
         bad = f"{file.name}: {head}: "
         title = re.fullmatch(r"(\w+): ((?:forward|backward)/\w+\.cu)", head)
-        if not title or title[1] in (v.name for v in found):
-            raise Bad(f"{bad}a variant begins with `name: file of the kernel`, a name that is not yet taken")
+        if not title or title[1] in (v.name for v in found) or title[2] not in KERNELS:
+            raise Bad(f"{bad}a variant begins with `name: file`, a name that is not yet taken and one of "
+                      f"{', '.join(KERNELS)}")
         v = Variant(title[1], title[2])
         before = ""
         for line in lines:
@@ -92,6 +114,8 @@ def parse(file: Path) -> list[Variant]:
             before = line[0]
         if not v.row or not v.table or not (v.edits or v.define):
             raise Bad(f"{bad}there must be `row:`, `table:`, and a change")
+        if any(w.table == v.table and w.file != v.file and w.ladder == v.ladder for w in found):
+            raise Bad(f"{bad}the table '{v.table}' is another kernel's")
         found.append(v)
     return found
 
@@ -117,20 +141,21 @@ def changed(v: Variant) -> dict[str, str]:
 
 # ---------------------------------------------------------------- built
 
-def built(folder: Path, kernel: str, v: Variant) -> tuple[Path, str]:
+def built(folder: Path, v: Variant) -> tuple[Path, str]:
     """The library, and what ptxas had to say. Changed files are found before those of the repository."""
     sys.path.insert(0, str(ROOT / "common" / "cmake"))
     import ptxas
-    place, (file, others, flags) = folder / v.name, KERNELS[kernel]
+    place, kernel = folder / v.name, KERNELS[v.file]
     place.mkdir()
     for name, text in changed(v).items():
         (place / name).parent.mkdir(parents=True, exist_ok=True)
         (place / name).write_text(text, encoding="utf-8")
     library = place / "kernel.so"
     command = ["nvcc", "-std=c++20", "-O3", "-diag-suppress=554", "-gencode", "arch=compute_90a,code=sm_90a", "-shared",
-               "-Xcompiler=-fPIC,-fvisibility=hidden", "-Xptxas=-v", f"-I{place}", f"-I{ROOT}", *flags,
-               f'-DFA_KERNEL="06_optimized/{kernel}/{file}"', *([f"-D{v.define}"] if v.define else []),
-               str(STAGE / "check" / "ab.cu"), *(str(STAGE / kernel / other) for other in others), "-o", str(library)]
+               "-Xcompiler=-fPIC,-fvisibility=hidden", "-Xptxas=-v", f"-I{place}", f"-I{ROOT}",
+               f'-DFA_KERNEL="06_optimized/{v.file}"', f"-DFA_LAUNCHER={kernel.launcher}",
+               *(f"-D{name}" for name in (f"FA_{v.ladder.upper()}", kernel.define, v.define) if name),
+               str(STAGE / "check" / "ab.cu"), *(str(STAGE / other) for other in kernel.others), "-o", str(library)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise Bad(f"{v.name}: {done.stderr.strip()[:2000]}")
@@ -207,38 +232,36 @@ def measure(options: argparse.Namespace) -> None:
     from peers import torch, write_whole
     if not torch.cuda.is_available():
         raise Bad("PyTorch finds no GPU")
-    chosen = [v for v in parse(VARIANTS) if v.file.startswith(f"{options.kernel}/")]
+    chosen = [v for v in parse(VARIANTS) if v.ladder == options.kernel]
     if options.only is not None:
         unknown = set(options.only) - {v.name for v in chosen}
         if unknown:
             raise Bad(f"no variant of that name: {', '.join(sorted(unknown))}")
         chosen = [v for v in chosen if v.name in options.only]
-    base = Variant("as_it_is", f"{options.kernel}/{KERNELS[options.kernel][0]}", row=AS_IT_IS)
+    bases = {file: Variant(f"as_it_is_{Path(file).stem}", file, row=AS_IT_IS, ptxas=KERNELS[file].ptxas)
+             for file in dict.fromkeys(v.file for v in chosen)}
+    everybody = (*bases.values(), *chosen)
     result: dict[str, Any] = {
         "device": torch.cuda.get_device_properties(0).name, "torch": torch.__version__, "commit": compare.commit(),
         "cudnn": str(torch.backends.cudnn.version()), "kernel": options.kernel,
         "method": f"{options.rounds} rounds after {options.burn_in}, blocks of {options.block:g} ms, order drawn anew, "
-                  f"{options.chip}",
+                  f"an untimed launch before each block, {options.chip}",
         "variants": {}, "rows": []}
     with tempfile.TemporaryDirectory() as name:
         with ThreadPoolExecutor() as pool:
-            jobs = {v.name: pool.submit(built, Path(name), options.kernel, v) for v in (base, *chosen)}
+            jobs = {v.name: pool.submit(built, Path(name), v) for v in everybody}
             libraries = {}
-            for v in (base, *chosen):
+            for v in everybody:
                 path, said = jobs[v.name].result()
                 libraries[v.name] = ctypes.CDLL(str(path))
-                result["variants"][v.name] = {"row": v.row, "table": v.table, "ptxas": said}
+                result["variants"][v.name] = {"file": v.file, "row": v.row, "table": v.table, "ptxas": said}
         print(f"{len(libraries)} kernels built", flush=True)
         random.seed(options.seed)
         torch.manual_seed(options.seed)
-        for d in options.d:
-            for mask in options.mask:
-                for n in options.N:
-                    here = [v for v in chosen if v.fits(d, mask, n)]
-                    if d == "256" and not here:
-                        continue
-                    measured(options, result, (d, mask, n), [base, *here], libraries)
-                    write_whole(options.json, (json.dumps(result, indent=1) + "\n").encode())
+        for file, d, mask, n in itertools.product(bases, options.d, options.mask, options.N):
+            if here := [v for v in chosen if v.file == file and v.fits(d, mask, n)]:
+                measured(options, result, (d, mask, n), [bases[file], *here], libraries)
+                write_whole(options.json, (json.dumps(result, indent=1) + "\n").encode())
     print(options.json)
 
 
@@ -258,9 +281,9 @@ def measured(options: argparse.Namespace, result: dict[str, Any], setting: tuple
     texts = []
     for v in variants:
         row = {"variant": v.name, "d": d, "mask": mask, "N": n, "ms": statistics.median(times[v.name]),
-               "of_unmodified": ratio(v.name, "as_it_is"), "of_cudnn": ratio(v.name, cudnn.name)}
+               "of_unmodified": ratio(v.name, variants[0].name), "of_cudnn": ratio(v.name, cudnn.name)}
         result["rows"].append(row)
-        texts.append(f"{v.name} {row['of_cudnn' if v.name == 'as_it_is' else 'of_unmodified']:.3f}")
+        texts.append(f"{v.name} {row['of_cudnn' if v is variants[0] else 'of_unmodified']:.3f}")
     print(f"d {d}, {mask}, N {n}: " + ", ".join(texts), flush=True)
 
 
@@ -275,20 +298,23 @@ def tables(data: dict[str, Any], to: str = "unmodified") -> dict[str, list[list[
     found = {}
     for name in dict.fromkeys(v["table"] for v in data["variants"].values() if v["table"]):
         rows = [key for key, v in data["variants"].items() if v["table"] == name]
+        file = data["variants"][rows[0]]["file"]
+        base = next(key for key, v in data["variants"].items() if v["file"] == file and not v["table"])
         columns = [(d, mask) for d in ("128", "64", "256") for mask in SETTINGS["mask"]
                    if any((key, d, mask) in by for key in rows)]
         header = [f"d {d}{', causal' if mask == 'causal' else ''}" for d, mask in columns]
         found[name] = [[f"N = {' / '.join(lengths)}", *header]]
-        for key in ("as_it_is", *rows):
+        for key in (base, *rows):
             v = data["variants"][key]
-            which = "of_cudnn" if to == "cudnn" or key == "as_it_is" else "of_unmodified"
+            which = "of_cudnn" if to == "cudnn" or key == base else "of_unmodified"
             cells = []
             for d, mask in columns:
                 some = by.get((key, d, mask))
                 figures = [f"{some[n][which]:.2f}" if n in some else "–" for n in lengths] if some else ["–"]
                 cells.append(" / ".join(figures))
-            title = v["row"] + (", relative to cuDNN" if key == "as_it_is" else "")
-            found[name].append([f"{title}{' (' + v['ptxas'] + ')' if v['ptxas'] else ''}", *cells])
+            title = v["row"] + (", relative to cuDNN" if key == base else "")
+            news = v["ptxas"] if v["ptxas"] != data["variants"][base]["ptxas"] else ""
+            found[name].append([f"{title}{' (' + news + ')' if news else ''}", *cells])
     return found
 
 
@@ -320,12 +346,13 @@ def main() -> int:
     modes = parser.add_subparsers(dest="mode", required=True)
     one = modes.add_parser("measure")
     one.add_argument("json", type=Path)
-    one.add_argument("--kernel", choices=KERNELS, default="forward")
+    one.add_argument("--kernel", choices=LADDERS, default="forward", help="those of this ladder")
     one.add_argument("--only", type=words(), metavar="no_turns,one_Q", help="these variants (default: all)")
     for name, values in SETTINGS.items():
         one.add_argument(f"--{name}", type=words(values), default=values, metavar=",".join(values))
     one.add_argument("--chip", choices=("hot", "cool"), default="hot")
     one.add_argument("--rounds", type=int, default=15)
+    one.add_argument("--turns", type=int, default=1, help="of a hot round, which is their mean")
     one.add_argument("--burn-in", type=int, default=3, help="rounds that are not kept")
     one.add_argument("--block", type=float, default=5, help="milliseconds of launches per timing")
     one.add_argument("--gap", type=float, default=25, help="idle milliseconds before a cool block")
@@ -341,13 +368,11 @@ def main() -> int:
         elif options.mode == "table":
             table(options.json, options.to)
         else:
-            for kernel, (file, others, _) in KERNELS.items():
-                for name in (file, *others):
-                    if not (STAGE / kernel / name).is_file():
-                        raise Bad(f"there is no {kernel}/{name}")
+            for file, kernel in KERNELS.items():
+                for name in (file, *kernel.others):
+                    if not (STAGE / name).is_file():
+                        raise Bad(f"there is no {name}")
             for v in parse(VARIANTS):
-                if v.file not in [f"{kernel}/{file}" for kernel, (file, _, _) in KERNELS.items()]:
-                    raise Bad(f"{v.name}: {v.file} is not the last kernel of its ladder")
                 changed(v)
     except (Bad, OSError, RuntimeError) as error:
         print(f"ab.py: {error}", file=sys.stderr)

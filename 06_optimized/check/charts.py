@@ -45,8 +45,9 @@ BACKWARD = Pass(
 PEERS = {"cudnn": "cuDNN", "fa2": "FlashAttention-2, PyTorch"}
 RESULTS = Path(__file__).resolve().parents[1] / "results"
 KERNELS = RESULTS / "kernels.json"
-VARIANTS = {"ab.json": (FORWARD, "on and off", "tiles"),  # and which of their tables a page shows
-            "ab_backward.json": (BACKWARD, "on and off")}
+VARIANTS = {"ab.json": (FORWARD, {"on and off": FORWARD.page, "tiles": FORWARD.page, "fa2": "forward/4_fa2.md"}),
+            "ab_backward.json": (BACKWARD, {"on and off": BACKWARD.page,  # which of their tables is on which page
+                                            "two kernels": "backward/3_two_kernels.md"})}
 LADDER: dict[str, object] = {"N": 4096, "d": 128, "causal": 0}
 SIZES = [(d, causal) for d in (64, 128, 256) for causal in (0, 1)]
 MASK = ("none", "causal")
@@ -204,8 +205,8 @@ def ptxas() -> Table:
 
 
 def variants(name: str) -> list[Table]:
-    """Of the last kernel, measured by ab.py."""
+    """Of one change each, measured by ab.py."""
     data = json.loads((RESULTS / name).read_text(encoding="utf-8"))
-    found, (p, *shown) = ab.tables(data), VARIANTS[name]
-    return [Table(f"{p.prefix}{title.replace(' ', '_')}", found[title][0], found[title][1:], p.page,
-                  f"Medians on {data['device']} (`results/{name}`).") for title in shown if title in found]
+    found, (p, shown) = ab.tables(data), VARIANTS[name]
+    return [Table(f"{p.prefix}{title.replace(' ', '_')}", found[title][0], found[title][1:], page,
+                  f"Medians on {data['device']} (`results/{name}`).") for title, page in shown.items() if title in found]

@@ -6,9 +6,9 @@ Three passes: the forward; the backward, from the O and LSE of a forward that is
 of them, in one setting. All kernels get the same tensors, B N = 16384 and H d = 2048 (64 MiB each: more than a cache
 holds; a step has half as many heads), and are timed once a round, in an order drawn anew: an untimed launch, then a
 block of launches back to back, about 5 ms between two CUDA events. Two ways, since a GPU lowers its clock under load:
-hot, after 40 ms of a matrix product, and cool, after an idle gap. The clock follows the load 20 to 100 ms late: without
-the same load before each block, everybody would be timed at the clock that somebody else has left behind. A row's roof
-is the matrix product of its own round.
+hot, block after block; and cool, with an idle gap before each. The clock follows the load 20 to 100 ms late, so that a
+hot block runs at the clock that others have left behind: a hot round is the mean of five turns, in five orders. A row's
+roof is the matrix product of its own round.
 
 What the host does at a launch (checks, tensor maps, PyTorch's dispatch and its graph) is hidden by the queue, for ours
 and the peers alike: the host runs ahead of the GPU, and an untimed launch covers the first of a block. That holds while
@@ -76,25 +76,23 @@ def launches(runner: Runner, block_ms: float) -> int:
     return max(2, round(3 * block_ms / begin.elapsed_time(end)))
 
 
-def rounds_of(runners: Sequence[Runner], chip: str, options: argparse.Namespace,
-              heater: Runner | None = None) -> dict[str, list[float]]:
-    """Milliseconds of a launch, by runner and round. Without a heater, hot is what the runners make of it."""
+def rounds_of(runners: Sequence[Runner], chip: str, options: argparse.Namespace) -> dict[str, list[float]]:
+    """Milliseconds of a launch, by runner and round."""
     counts = {r.name: launches(r, options.block) for r in runners}
-    heats = launches(heater, options.heat) if heater else 0
+    turns = options.turns if chip == "hot" else 1
     taken: dict[str, list[tuple[torch.cuda.Event, torch.cuda.Event]]] = {r.name: [] for r in runners}
-    for index in range(-options.burn_in, options.rounds):
+    for turn in range(-options.burn_in * turns, options.rounds * turns):
         for r in random.sample(list(runners), len(runners)):
             if chip == "cool":
                 torch.cuda.synchronize()
                 time.sleep(1e-3 * options.gap)
-            elif heater:
-                heater.launch(heats)
             r.launch(1)
             pair = timed(r.launch, counts[r.name])
-            if index >= 0:
+            if turn >= 0:
                 taken[r.name].append(pair)
     torch.cuda.synchronize()
-    return {name: [begin.elapsed_time(end) / counts[name] for begin, end in pairs] for name, pairs in taken.items()}
+    each = {name: [begin.elapsed_time(end) / counts[name] for begin, end in pairs] for name, pairs in taken.items()}
+    return {name: [statistics.mean(ms[i:i + turns]) for i in range(0, len(ms), turns)] for name, ms in each.items()}
 
 
 # ---------------------------------------------------------------- one case, one file
@@ -121,7 +119,7 @@ def measured(runners: Sequence[Runner], want: Sequence[Expected], s: Setting, ch
         else:
             good.append(r)
             r.forget()
-    times = rounds_of(good, chip, options, next(r for r in good if r.name == "gemm"))
+    times = rounds_of(good, chip, options)
     roof = [2e3 * GEMM**3 / ms for ms in times["gemm"]]
     for r in good:
         if r.name == "gemm":
@@ -228,8 +226,8 @@ def describe(library: Library, options: argparse.Namespace) -> dict[str, str]:
         "clocks_limits": gpu_state("clocks.max.sm,clocks.max.mem,power.limit"),
         "clocks_before": gpu_state("clocks.sm,temperature.gpu,power.draw"), "seed": str(options.seed),
         "method": f"{options.rounds} rounds after {options.burn_in}, blocks of {options.block:g} ms, order drawn anew, an "
-                  f"untimed launch before each block, and before that, hot: {options.heat:g} ms of a matrix product, "
-                  f"cool: {options.gap:g} ms idle; launches queued"}
+                  f"untimed launch before each block; hot: a round is the mean of {options.turns} turns; "
+                  f"cool: {options.gap:g} ms idle before each block; launches queued"}
 
 
 # ---------------------------------------------------------------- what is asked for
@@ -270,9 +268,9 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--chip", type=words("hot", "cool"), default=["hot", "cool"], metavar="hot,cool")
     parser.add_argument("--dtype", choices=sorted(DTYPE), default="bf16")
     parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--turns", type=int, default=5, help="of a hot round, which is their mean")
     parser.add_argument("--burn-in", type=int, default=1, help="rounds that are not kept")
     parser.add_argument("--block", type=float, default=5, help="milliseconds of launches per timing")
-    parser.add_argument("--heat", type=float, default=40, help="milliseconds of a matrix product before a hot block")
     parser.add_argument("--gap", type=float, default=25, help="idle milliseconds before a cool block")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--resume", action="store_true", help="keep what the file has, measure the rest")
