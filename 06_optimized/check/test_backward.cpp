@@ -20,11 +20,6 @@
 #include "common/harness/half.hpp"
 #include "common/harness/stage.hpp"
 
-namespace fa::harness {
-// Overwrites device memory, in a kernel that is launched early: test_early.cu.
-void fill_early(void* to, std::size_t bytes, cudaStream_t stream);
-}  // namespace fa::harness
-
 namespace {
 
 using namespace fa;
@@ -466,26 +461,6 @@ TEST_F(GpuBackward, UsesTheStreamThatItIsGiven) {
   for (const Scratch& s : scratch) EXPECT_NO_THROW(s.check());
   EXPECT_EQ(c.verdict(), "");
   EXPECT_EQ(std::memcmp(first.data(), second.data(), first.size() * sizeof(bf16)), 0);
-}
-
-// The next kernel in the stream may be launched early, too. It waits for ours, and must then find
-// all of a call done, before it overwrites the scratch. Here the one owner of keys has many queries
-// to go through: it works on when the owners of queries have ended.
-TEST_F(GpuBackward, IsDoneForAKernelThatIsLaunchedEarly) {
-  if (!on_hopper()) GTEST_SKIP() << unavailable(BackwardKernel::hopper);
-  BackwardCase<bf16> c(spec(16384, 100, 64));
-  for (const BackwardRung& r : rungs()) {
-    if (!r.whole_contract) continue;
-    on_gpu_backward<bf16>([&](const Problem& p, const Backward<bf16>& t) {
-      BackwardOptions options{r.kernel};
-      const DeviceMemory scratch(optimized::backward_scratch_bytes(p, options));
-      options.scratch = scratch.as<void>();
-      optimized::backward(p, as_device<__nv_bfloat16>(t), options);
-      fill_early(options.scratch, scratch.bytes(), options.stream);
-      FA_CUDA_CHECK(cudaDeviceSynchronize());
-    })(c.call());
-    EXPECT_EQ(c.verdict(), "") << r.name;
-  }
 }
 
 // ---- errors ----

@@ -77,13 +77,10 @@ macro(fa_ladder_kernels)
     set(S_PTX_TESTS check/test_ptx.cu)
   endif()
   if(EXISTS ${CMAKE_CURRENT_SOURCE_DIR}/check/test.cpp AND BUILD_TESTING)
-    # check/test_backward.cpp and the like; not what has a program of its own: host code, instructions.
-    file(GLOB more CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/check/test_*.cpp
-                                     ${CMAKE_CURRENT_SOURCE_DIR}/check/test_*.cu)
-    list(TRANSFORM S_PTX_TESTS PREPEND ${CMAKE_CURRENT_SOURCE_DIR}/ OUTPUT_VARIABLE own)
-    list(REMOVE_ITEM more ${CMAKE_CURRENT_SOURCE_DIR}/check/test_layouts.cpp ${own})
+    # check/test_backward.cpp and the like; not that of host code, which has its own program.
+    file(GLOB more CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/check/test_*.cpp)
+    list(REMOVE_ITEM more ${CMAKE_CURRENT_SOURCE_DIR}/check/test_layouts.cpp)
     add_library(${library}_check OBJECT check/test.cpp ${more})
-    set_target_properties(${library}_check PROPERTIES CUDA_ARCHITECTURES "${ampere}")
     target_link_libraries(${library}_check PUBLIC ${library} fa_harness ${S_PREVIOUS} PRIVATE fa_warnings)
     fa_ladder_on_gpu_tests(${library}_tests "" "")
     add_dependencies(${stage}_all ${library}_tests)
