@@ -10,7 +10,7 @@
 // What should change: a softmax that is shorter by about one maximum, some 250 of 1900 cycles. The
 // same instructions, and one branch.
 //
-// Measured: 654 TFLOP/s after 666 (round by round 2 % more), cool 688 after 676; in
+// Measured: 667 TFLOP/s after 647 (round by round 3 % more), cool 679 after 665; in
 // the last kernel 8 %.
 #include "06_optimized/forward/softmax.cuh"
 #include "06_optimized/optimized.hpp"

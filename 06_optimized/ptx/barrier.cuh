@@ -89,7 +89,8 @@ __device__ inline void arrive(int number, int threads) {
 // A kernel launched with programmatic stream serialization may start when every block of the kernel
 // before it has said so, or has ended; where there is room, that is, beside that kernel's last
 // blocks. Until that kernel is done it must neither use what it writes nor overwrite what it reads.
-// And it must wait for it before it ends: who comes later in the stream waits for this kernel only.
+// And one of its blocks should wait for it before it ends: nobody promises that who comes later in
+// the stream waits for more than this kernel.
 
 __device__ inline void next_kernel_may_start() {
   asm volatile("griddepcontrol.launch_dependents;");

@@ -145,11 +145,11 @@ void launch_early(void (*kernel)(Parameters...), dim3 grid, dim3 block, std::siz
   config.numAttrs = 1;
   cudaLaunchKernelEx(&config, kernel, std::forward<Arguments>(arguments)...);
 }
-#define FA_LAUNCH_EARLY(kernel, grid, block, shared_bytes, stream, ...)         \
-  do {                                                                          \
-    ::fa::check_no_earlier_error(#kernel, __FILE__, __LINE__);                  \
-    ::fa::launch_early(kernel, grid, block, shared_bytes, stream, __VA_ARGS__); \
-    ::fa::check_launch(#kernel, __FILE__, __LINE__, FA_BUILT_FOR, stream);      \
+#define FA_LAUNCH_EARLY(kernel, grid, block, shared_bytes, stream, ...)                       \
+  do {                                                                                        \
+    ::fa::check_no_earlier_error(#kernel, __FILE__, __LINE__);                                \
+    ::fa::launch_early(kernel, grid, block, shared_bytes, stream __VA_OPT__(, ) __VA_ARGS__); \
+    ::fa::check_launch(#kernel, __FILE__, __LINE__, FA_BUILT_FOR, stream);                    \
   } while (false)
 #endif
 

@@ -43,6 +43,11 @@ __global__ void read_kernel(const float* address, float* out) { *out = *address;
 void launch_with(unsigned threads, std::size_t shared_bytes) {
   FA_LAUNCH(nothing, dim3(1), dim3(threads), shared_bytes, nullptr);
 }
+#ifndef FA_EMULATED
+void launch_early_with(unsigned threads, std::size_t shared_bytes) {
+  FA_LAUNCH_EARLY(nothing, dim3(1), dim3(threads), shared_bytes, nullptr);
+}
+#endif
 void reverse(const float* in, float* out, bool with_barrier) {
   FA_LAUNCH(reverse_kernel, dim3(1), dim3(256), 0, nullptr, in, out, with_barrier);
 }

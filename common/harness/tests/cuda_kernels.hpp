@@ -5,6 +5,9 @@
 namespace fa::test_kernels {
 
 void launch_with(unsigned threads, std::size_t shared_bytes);
+#ifndef FA_EMULATED
+void launch_early_with(unsigned threads, std::size_t shared_bytes);  // FA_LAUNCH_EARLY
+#endif
 
 // out[t] = in[255 - t] through static shared memory, 256 threads. Without the barrier: a race.
 void reverse(const float* in, float* out, bool with_barrier);

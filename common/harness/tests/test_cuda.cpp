@@ -183,6 +183,15 @@ TEST(Emulator, ThreadsThatWaitForEachOtherForEverAreReported) {
 #else
 class Errors : public harness::GpuTest {};
 
+TEST_F(Errors, AnEarlyLaunchIsCheckedLikeAnyOther) {
+  int major = 0;
+  FA_CUDA_CHECK(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0));
+  if (major < 9) GTEST_SKIP() << "kernels are launched early from compute capability 9.0 on";
+  expect_words(error([] { test_kernels::launch_early_with(2048, 0); }),
+               {"launch of nothing failed at", "cuda_kernels.cu:", "invalid"});
+  EXPECT_EQ(error([] { test_kernels::launch_early_with(32, 0); }), "no error");
+}
+
 TEST_F(Errors, AnotherArchitectureIsNamed) {
   const std::string text = error([] { test_kernels::launch_on_another_architecture(); });
   int major = 0;
