@@ -4,8 +4,8 @@
 // The idea: what remains is in the details.
 //   d = 64     a tile has 128 queries, so that a step is as much work as with d = 128; dQ is added
 //              up from registers (rung 4), which spares shared memory; dV comes behind dS (rung 6)
-//   no mask    a kernel of its own: the branch that hides scores costs even where it is not taken,
-//              because ptxas moves nothing over it
+//   no mask    a kernel of its own: the branch that hides scores may cost even where it is not
+//              taken, because ptxas moves nothing over it
 //   a mask     hides S, before its exponentials, and not P, after them: then exponentials and
 //              rounding are one piece between two branches
 //   who says   that a buffer has been read: each warp, where there is a mask
