@@ -6,9 +6,9 @@ Three passes: the forward; the backward, from the O and LSE of a forward that is
 of them, in one setting. All kernels get the same tensors, B N = 16384 and H d = 2048 (64 MiB each: more than a cache
 holds; a step has half as many heads), and are timed once a round, in an order drawn anew: an untimed launch, then a
 block of launches back to back, about 5 ms between two CUDA events. Two ways, since a GPU lowers its clock under load:
-hot, block after block; and cool, with an idle gap before each. The clock follows the load 20 to 100 ms late, so that a
-hot block runs at the clock that others have left behind: a hot round is the mean of five turns, in five orders. A row's
-roof is the matrix product of its own round.
+hot, block after block; and cool, with an idle gap before each. The clock follows the load late, so that a hot block
+runs at the clock that others have left behind (--turns 1 shows how much that is): a hot round is the mean of five
+turns, in five orders. A row's roof is the matrix product of its own round.
 
 What the host does at a launch (checks, tensor maps, PyTorch's dispatch and its graph) is hidden by the queue, for ours
 and the peers alike: the host runs ahead of the GPU, and an untimed launch covers the first of a block. That holds while
@@ -40,7 +40,7 @@ from precision import Expected, expected, fault, relative_error
 from peers import BadResults, torch, write_whole  # found where contenders says
 
 LADDER_N = 4096  # the rungs on the way are measured at this length only
-SAME_RUN = ("device", "commit", "compiler", "driver", "torch", "cudnn")  # what a continued file must share
+SAME_RUN = ("device", "commit", "compiler", "driver", "torch", "cudnn", "method")  # what a continued file must share
 
 Row = dict[str, Any]
 

@@ -143,6 +143,7 @@ void launch_early(void (*kernel)(Parameters...), dim3 grid, dim3 block, std::siz
   config.stream = stream;
   config.attrs = &early;
   config.numAttrs = 1;
+  // As after <<<>>>, an error is left for check_launch to find.
   cudaLaunchKernelEx(&config, kernel, std::forward<Arguments>(arguments)...);
 }
 #define FA_LAUNCH_EARLY(kernel, grid, block, shared_bytes, stream, ...)                       \
