@@ -250,8 +250,9 @@ __device__ void compute_dq(QueryShared<Tiles, T>& shared, const Maps& maps, cons
     // P while dP comes, then dS
     const int end[2] = {visible[0] - j * Bc - x0, visible[1] - j * Bc - x0};
     weights(S, c, LSE2);
-    // Never taken. Without it ptxas moves the wait up, before half of the exponentials.
-    if (S[0] < 0) asm volatile("brkpt;");
+    // Never taken. Without it ptxas moves the wait up, before half of the exponentials: that
+    // costs at d = 64 and gains at d = 256.
+    if (D <= 128 && S[0] < 0) asm volatile("brkpt;");
     wgmma_wait<0>(dP);
     if (leader) arrive(&shared.V_free[v.at]);
     differences(S, dP, Di);
