@@ -10,8 +10,8 @@
 // What should change: a softmax that is shorter by about one maximum, some 250 of 1900 cycles. The
 // same instructions, and one branch.
 //
-// Measured: 667 TFLOP/s after 647 (round by round 3 % more), cool 679 after 665; in
-// the last kernel 8 %.
+// Measured: 658 TFLOP/s after 641 (round by round 3 % more), cool 688 after 675; in
+// the last kernel 9 %.
 #include "06_optimized/forward/softmax.cuh"
 #include "06_optimized/optimized.hpp"
 #include "06_optimized/ptx/tma.cuh"

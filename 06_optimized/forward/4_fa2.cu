@@ -17,8 +17,8 @@
 // exponentials another one multiplies. What should limit it: by mma.sync an SM reaches not much
 // over half of its peak; the rungs after this one leave mma.sync behind.
 //
-// Measured: 348 TFLOP/s after 252; round by round 1.05 of PyTorch's FlashAttention-2. With a causal
-// mask 330 after 223, and 1.15.
+// Measured: 340 TFLOP/s after 248; round by round 1.03 of PyTorch's FlashAttention-2. With a causal
+// mask 330 after 224, and 1.15.
 #include <type_traits>
 
 #include "06_optimized/optimized.hpp"
