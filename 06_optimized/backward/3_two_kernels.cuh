@@ -183,8 +183,8 @@ Maps maps_of(const Problem& p, const Backward<T>& t) {
 }
 
 // With a causal mask: as many heads a section as have what they read in 32 MiB of L2. Else one key
-// head, with all query heads that read its K and V. (To count a group's queries once, as steps.cuh
-// does, gains nothing here: the next kernel starts where the last blocks leave SMs free.)
+// head, with all query heads that read its K and V. (Counting one query head of them, as steps.cuh
+// does, was no faster here: a development run.)
 template <class Tiles>
 Order<int> order_of_keys(const Problem& p) {
   const std::int64_t heads = p.B * p.Hkv, bytes = p.Hq / p.Hkv * p.Nq * Tiles::D * 4;  // Q and dO

@@ -2,6 +2,8 @@
 // In the order of the exercise; each test stops at the first place that is wrong.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <numeric>
 #include <set>
 #include <string>
 #include <utility>
@@ -197,6 +199,60 @@ TEST(order, sections_by_their_bytes) {
   EXPECT_EQ(heads_within(32, 2 * MiB, 12), 12);  // or all
   EXPECT_EQ(heads_within(32, 64 * MiB, 12), 1);  // at least one
   EXPECT_EQ(heads_within(32, 0, 12), 12);
+}
+
+// The counts of forward/12_hopper.md, backward/6_early.md and 9_hopper.md. Each tile in its turn
+// goes to the SM that is free first; steps[tile] is what it costs there. Of the SM that is done
+// last: its steps.
+int last_SM(const Order<int>& order, const std::vector<int>& steps) {
+  std::vector<int> SMs(132);
+  for (int n = 0; n < order.tiles * order.heads; ++n) {
+    int head, tile;
+    order.place(n, head, tile);
+    *std::min_element(SMs.begin(), SMs.end()) += steps[tile];
+  }
+  return *std::max_element(SMs.begin(), SMs.end());
+}
+
+// B N = 16,384, 16 heads, tiles of 128 queries: number i sees i + 1 blocks of 128 keys.
+TEST(order, longest_first_ends_all_SMs_together) {
+  for (auto [N, last] : {std::pair{512, 39}, {1024, 70}, {4096, 258}, {16384, 1003}}) {
+    const int tiles = N / 128, heads = 16384 / N * 16;
+    std::vector<int> steps(tiles);
+    for (int i = 0; i < tiles; ++i) steps[i] = i + 1;
+    const int section = heads_within(32, std::int64_t(N) * 128 * 4, heads);
+    EXPECT_EQ(last_SM({tiles, heads, section, true}, steps), last) << "N = " << N;
+  }
+}
+
+// The backward: 128 keys a tile, 64 queries a step. Tile j is seen by the rows from 128 j on.
+std::vector<int> steps_of_keys(int N, int group) {
+  std::vector<int> steps(N / 128);
+  for (int j = 0; j < N / 128; ++j) steps[j] = group * (N / 64 - 2 * j);
+  return steps;
+}
+
+TEST(order, sections_end_all_SMs_together_in_the_backward) {
+  struct Row {
+    int N, head_by_head, in_sections;
+  };
+  for (auto [N, head_by_head, in_sections] :
+       {Row{1024, 150, 142}, Row{4096, 548, 512}, Row{16384, 2020, 2006}}) {
+    const int heads = 16384 / N * 16, section = heads_within(40, std::int64_t(N) * 128 * 8, heads);
+    EXPECT_EQ(last_SM({N / 128, heads, 1, false}, steps_of_keys(N, 1)), head_by_head) << N;
+    EXPECT_EQ(last_SM({N / 128, heads, section, false}, steps_of_keys(N, 1)), in_sections) << N;
+  }
+}
+
+// Groups of eight, N = 4096: 4 batches of 2 key heads. A section of one ends late.
+TEST(order, a_section_counts_one_query_head_of_a_group) {
+  constexpr int N = 4096, heads = 8;
+  const std::vector<int> steps = steps_of_keys(N, 8);
+  const double mean = heads * std::accumulate(steps.begin(), steps.end(), 0.0) / 132;
+  EXPECT_EQ(heads_within(20, N * 128 * 8, heads), 4);
+  EXPECT_NEAR(last_SM({N / 128, heads, 4, false}, steps) / mean, 1.00, 0.005);
+  EXPECT_EQ(heads_within(20, 8 * N * 128 * 8, heads), 1);
+  EXPECT_NEAR(last_SM({N / 128, heads, 1, false}, steps) / mean, 1.59, 0.005);
 }
 
 }  // namespace
