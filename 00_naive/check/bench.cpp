@@ -1,5 +1,5 @@
 // Time and memory of stage 00 against the length of the sequence.
-#include "common/harness/bench.hpp"
+#include "common/measure/bench.hpp"
 #include "00_naive/naive.hpp"
 
 void fa::bench::register_benchmarks(Size size) {

@@ -5,9 +5,9 @@
 #include <vector>
 
 #include "00_naive/naive.hpp"
-#include "common/harness/cases.hpp"
-#include "common/harness/stage.hpp"
-#include "common/harness/tiny.hpp"
+#include "common/judge/cases.hpp"
+#include "common/judge/stage.hpp"
+#include "common/judge/tiny.hpp"
 
 namespace {
 

@@ -1,6 +1,6 @@
 // What safety buys (error against the size of the scores) and what it costs (time against stage
 // 00).
-#include "common/harness/bench.hpp"
+#include "common/measure/bench.hpp"
 #include "00_naive/naive.hpp"
 #include "01_safe_softmax/safe_softmax.hpp"
 

@@ -7,7 +7,7 @@
 
 #include "01_safe_softmax/safe_softmax.hpp"
 #include "02_online_softmax/online_softmax.hpp"
-#include "common/harness/bench.hpp"
+#include "common/measure/bench.hpp"
 
 namespace {
 

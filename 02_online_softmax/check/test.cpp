@@ -7,10 +7,10 @@
 #include "01_safe_softmax/safe_softmax.hpp"
 #include "02_online_softmax/online_softmax.hpp"
 #include "common/core/simd.hpp"
-#include "common/harness/cases.hpp"
-#include "common/harness/random.hpp"
-#include "common/harness/stage.hpp"
-#include "common/harness/tiny.hpp"
+#include "common/judge/cases.hpp"
+#include "common/judge/random.hpp"
+#include "common/judge/stage.hpp"
+#include "common/judge/tiny.hpp"
 
 namespace {
 

@@ -1,6 +1,6 @@
 // The lesson and the side trail against stages 01 and 02, on one core and on two, with the share of
 // the multiply-add peak of as many cores.
-#include "common/harness/bench.hpp"
+#include "common/measure/bench.hpp"
 #include <memory>
 
 #include "01_safe_softmax/safe_softmax.hpp"

@@ -14,11 +14,11 @@
 #include "03_tiled_cpu/fast/fast.hpp"
 #include "03_tiled_cpu/tiled_cpu.hpp"
 #include "common/core/parallel_for.hpp"
-#include "common/harness/cases.hpp"
-#include "common/harness/memory.hpp"
-#include "common/harness/sanitizer.hpp"
-#include "common/harness/stage.hpp"
-#include "common/harness/tiny.hpp"
+#include "common/judge/cases.hpp"
+#include "common/judge/memory.hpp"
+#include "common/judge/sanitizer.hpp"
+#include "common/judge/stage.hpp"
+#include "common/judge/tiny.hpp"
 
 namespace {
 

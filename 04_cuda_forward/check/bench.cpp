@@ -3,7 +3,7 @@
 #include <thread>
 #include "03_tiled_cpu/tiled_cpu.hpp"
 #include "04_cuda_forward/cuda_forward.hpp"
-#include "common/harness/gpu_bench.hpp"
+#include "common/measure/gpu_bench.hpp"
 
 void fa::bench::register_benchmarks(Size size) {
   using cuda_forward::Kernel;

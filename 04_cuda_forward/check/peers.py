@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "common" / "harness" / "peers"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "common" / "measure" / "peers"))
 from peers import Case, Library, SDPBackend, Tensors, expected_rows, run, torch, torch_forward, verified  # noqa: E402
 
 

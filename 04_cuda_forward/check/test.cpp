@@ -8,11 +8,11 @@
 
 #include "03_tiled_cpu/tiled_cpu.hpp"
 #include "04_cuda_forward/cuda_forward.hpp"
-#include "common/harness/cases.hpp"
-#include "common/harness/gpu.hpp"
-#include "common/harness/gpu_test.hpp"
-#include "common/harness/stage.hpp"
-#include "common/harness/tiny.hpp"
+#include "common/judge/cases.hpp"
+#include "common/judge/gpu.hpp"
+#include "common/judge/gpu_test.hpp"
+#include "common/judge/stage.hpp"
+#include "common/judge/tiny.hpp"
 
 namespace {
 

@@ -3,7 +3,7 @@
 #include "05_cuda_backward/cuda_backward.hpp"
 
 #include "04_cuda_forward/cuda_forward.hpp"
-#include "common/harness/gpu_bench.hpp"
+#include "common/measure/gpu_bench.hpp"
 
 void fa::bench::register_benchmarks(Size size) {
   using cuda_backward::Delta, cuda_backward::Kernel, cuda_backward::Options;

@@ -1,4 +1,4 @@
-#include "common/harness/peers/peer.hpp"
+#include "common/measure/peers/peer.hpp"
 
 #include <cstring>
 

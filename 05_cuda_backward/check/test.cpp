@@ -8,10 +8,10 @@
 #include "03_tiled_cpu/tiled_cpu.hpp"
 #include "04_cuda_forward/cuda_forward.hpp"
 #include "05_cuda_backward/cuda_backward.hpp"
-#include "common/harness/cases.hpp"
-#include "common/harness/gpu_test.hpp"
-#include "common/harness/stage.hpp"
-#include "common/harness/tiny.hpp"
+#include "common/judge/cases.hpp"
+#include "common/judge/gpu_test.hpp"
+#include "common/judge/stage.hpp"
+#include "common/judge/tiny.hpp"
 
 namespace {
 

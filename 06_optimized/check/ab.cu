@@ -3,7 +3,7 @@
 // FA_COUNTS, FA_ADDS_DQ: it counts tiles, or adds up dQ, in the scratch.
 #include FA_KERNEL
 
-#include "common/harness/peers/peer.hpp"
+#include "common/measure/peers/peer.hpp"
 
 using namespace fa;
 using T = __nv_bfloat16;

@@ -9,7 +9,7 @@
 #include "05_cuda_backward/cuda_backward.hpp"
 #include "06_optimized/backward.hpp"
 #include "06_optimized/optimized.hpp"
-#include "common/harness/gpu_bench.hpp"
+#include "common/measure/gpu_bench.hpp"
 
 namespace {
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "common" / "harness" / "peers"))
+sys.path.insert(0, str(ROOT / "common" / "measure" / "peers"))
 from peers import DTYPES, Call, Case, SDPBackend, sdpa_kernel, torch  # noqa: E402
 
 ROWS, WIDTH = 16384, 2048  # B N and H d

@@ -1,5 +1,5 @@
 // Both ladders for compare.py: any kernel by name, in fp16 and bf16.
-#include "common/harness/peers/peer.hpp"
+#include "common/measure/peers/peer.hpp"
 
 #include <stdexcept>
 #include <string>

@@ -14,11 +14,11 @@
 #include "06_optimized/backward.hpp"
 #include "06_optimized/check/testing.hpp"
 #include "06_optimized/optimized.hpp"
-#include "common/harness/cases.hpp"
-#include "common/harness/gpu.hpp"
-#include "common/harness/gpu_test.hpp"
-#include "common/harness/half.hpp"
-#include "common/harness/stage.hpp"
+#include "common/judge/cases.hpp"
+#include "common/judge/gpu.hpp"
+#include "common/judge/gpu_test.hpp"
+#include "common/judge/half.hpp"
+#include "common/judge/stage.hpp"
 
 namespace {
 

@@ -8,7 +8,7 @@
 #include <stdexcept>
 #include <string>
 
-#include "common/harness/cases.hpp"
+#include "common/judge/cases.hpp"
 
 namespace fa::harness {
 

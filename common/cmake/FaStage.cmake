@@ -14,7 +14,7 @@
 #   exercise01_tests, hunt01_tests   the same tests on the reader's own files (FA_LEARN)
 # and for a CUDA stage, 04, stage04_on_cpu[_tests] and stage04_on_gpu[_tests], registered as
 # stage04.on_cpu.* and stage04.on_gpu.*; its mutants run on the CPU.
-set(FA_PRACTICE ${PROJECT_SOURCE_DIR}/common/harness/practice)
+set(FA_MUTANTS_TOOL ${PROJECT_SOURCE_DIR}/common/judge/mutants.py)
 
 function(fa_add_stage id name)
   cmake_parse_arguments(S "CUDA" "" "LESSON;SOURCES;PREVIOUS;PROGRAMS" ${ARGN})
@@ -187,7 +187,7 @@ function(fa_stage_mutants stage library variant)
     add_dependencies(${stage}_all ${stage}_mutant_${mutant})
     if(race)
       set(test ${stage}.race.${mutant})
-      add_test(NAME ${test} COMMAND ${Python3_EXECUTABLE} ${FA_PRACTICE}/mutants.py
+      add_test(NAME ${test} COMMAND ${Python3_EXECUTABLE} ${FA_MUTANTS_TOOL}
         race $<TARGET_FILE:${stage}_mutant_${mutant}> ${killer} ${mutated})
       set_tests_properties(${test} PROPERTIES LABELS "${stage};mutant" SKIP_RETURN_CODE 77)
     else()
@@ -200,7 +200,7 @@ endfunction()
 function(fa_list_mutants result)
   set(list ${CMAKE_CURRENT_SOURCE_DIR}/check/mutants.txt)
   set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${list})
-  execute_process(COMMAND ${Python3_EXECUTABLE} ${FA_PRACTICE}/mutants.py list ${ARGN} ${list}
+  execute_process(COMMAND ${Python3_EXECUTABLE} ${FA_MUTANTS_TOOL} list ${ARGN} ${list}
     OUTPUT_VARIABLE lines OUTPUT_STRIP_TRAILING_WHITESPACE COMMAND_ERROR_IS_FATAL ANY)
   string(REPLACE "\n" ";" lines "${lines}")
   set(${result} "${lines}" PARENT_SCOPE)
@@ -214,14 +214,14 @@ macro(fa_mutant line)
   list(GET fields 2 killer)
   set(mutated ${CMAKE_CURRENT_BINARY_DIR}/mutants/${mutant}/${file})
   add_custom_command(OUTPUT ${mutated}
-    COMMAND ${Python3_EXECUTABLE} ${FA_PRACTICE}/mutants.py apply
+    COMMAND ${Python3_EXECUTABLE} ${FA_MUTANTS_TOOL} apply
             ${CMAKE_CURRENT_SOURCE_DIR}/check/mutants.txt ${mutant} ${CMAKE_CURRENT_SOURCE_DIR} -o ${mutated}
-    DEPENDS check/mutants.txt ${file} ${FA_PRACTICE}/mutants.py VERBATIM)
+    DEPENDS check/mutants.txt ${file} ${FA_MUTANTS_TOOL} VERBATIM)
 endmacro()
 
 # stageNN.mutant.NAME, of the program stageNN_mutant_NAME
 function(fa_judge_mutant stage mutant killer)
-  add_test(NAME ${stage}.mutant.${mutant} COMMAND ${Python3_EXECUTABLE} ${FA_PRACTICE}/mutants.py
+  add_test(NAME ${stage}.mutant.${mutant} COMMAND ${Python3_EXECUTABLE} ${FA_MUTANTS_TOOL}
     verdict $<TARGET_FILE:${stage}_mutant_${mutant}> ${killer})
   set_tests_properties(${stage}.mutant.${mutant} PROPERTIES LABELS "${stage};mutant" SKIP_RETURN_CODE 77)
 endfunction()

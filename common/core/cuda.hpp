@@ -3,7 +3,7 @@
 // other, so that they can be tested where there is no GPU.
 #pragma once
 #ifdef FA_EMULATED
-#include "common/harness/emulator/cuda_on_cpu.hpp"
+#include "common/emulator/cuda_on_cpu.hpp"
 #else
 #include <cuda_runtime.h>
 #endif

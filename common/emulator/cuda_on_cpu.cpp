@@ -1,0 +1,456 @@
+// The scheduler: fibers that take turns, and barriers. Never instrumented by a sanitizer (see
+// CMakeLists.txt): its own bookkeeping is not what is being tested.
+#include "common/emulator/cuda_on_cpu.hpp"
+
+#include <algorithm>
+#include <cstdlib>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <stdexcept>
+#include <utility>
+#include <vector>
+
+#include "common/core/check.hpp"
+
+uint3 threadIdx, blockIdx;
+dim3 blockDim, gridDim;
+
+// ThreadSanitizer: a switch of fibers orders nothing, a barrier orders what came before it
+// (release) with what comes after it (acquire).
+#ifdef FA_EMULATOR_TSAN
+extern "C" {
+void* __tsan_get_current_fiber();
+void* __tsan_create_fiber(unsigned flags);
+void __tsan_destroy_fiber(void* fiber);
+void __tsan_switch_to_fiber(void* fiber, unsigned flags);
+void __tsan_acquire(void* address);
+void __tsan_release(void* address);
+}
+namespace {
+constexpr unsigned without_ordering = 1;
+void* tsan_this_fiber() { return __tsan_get_current_fiber(); }
+void* tsan_new_fiber() { return __tsan_create_fiber(0); }
+void tsan_delete_fiber(void* fiber) { __tsan_destroy_fiber(fiber); }
+void tsan_switch(void* fiber) { __tsan_switch_to_fiber(fiber, without_ordering); }
+void acquire(char* sync) { __tsan_acquire(sync); }
+void release(char* sync) { __tsan_release(sync); }
+}  // namespace
+#else
+namespace {
+void* tsan_this_fiber() { return nullptr; }
+void* tsan_new_fiber() { return nullptr; }
+void tsan_delete_fiber(void*) {}
+void tsan_switch(void*) {}
+void acquire(char*) {}
+void release(char*) {}
+}  // namespace
+#endif
+
+// fa_switch_stack(&mine, other): saves what a function must preserve on this stack and its pointer
+// in `mine`; goes on where `other` was saved. Between two fibers nothing else has to be kept.
+extern "C" void fa_switch_stack(void** mine, void* other);
+#if defined(__x86_64__)
+asm(R"(
+.text
+.globl fa_switch_stack
+.type fa_switch_stack, @function
+fa_switch_stack:
+  pushq %rbp
+  pushq %rbx
+  pushq %r12
+  pushq %r13
+  pushq %r14
+  pushq %r15
+  movq %rsp, (%rdi)
+  movq %rsi, %rsp
+  popq %r15
+  popq %r14
+  popq %r13
+  popq %r12
+  popq %rbx
+  popq %rbp
+  ret
+.size fa_switch_stack, . - fa_switch_stack
+)");
+#elif defined(__aarch64__)
+asm(R"(
+.text
+.globl fa_switch_stack
+.type fa_switch_stack, @function
+fa_switch_stack:
+  sub sp, sp, #160
+  stp x19, x20, [sp, #0]
+  stp x21, x22, [sp, #16]
+  stp x23, x24, [sp, #32]
+  stp x25, x26, [sp, #48]
+  stp x27, x28, [sp, #64]
+  stp x29, x30, [sp, #80]
+  stp d8, d9, [sp, #96]
+  stp d10, d11, [sp, #112]
+  stp d12, d13, [sp, #128]
+  stp d14, d15, [sp, #144]
+  mov x9, sp
+  str x9, [x0]
+  mov sp, x1
+  ldp x19, x20, [sp, #0]
+  ldp x21, x22, [sp, #16]
+  ldp x23, x24, [sp, #32]
+  ldp x25, x26, [sp, #48]
+  ldp x27, x28, [sp, #64]
+  ldp x29, x30, [sp, #80]
+  ldp d8, d9, [sp, #96]
+  ldp d10, d11, [sp, #112]
+  ldp d12, d13, [sp, #128]
+  ldp d14, d15, [sp, #144]
+  add sp, sp, #160
+  ret
+.size fa_switch_stack, . - fa_switch_stack
+)");
+#else
+#error "the emulation of CUDA on the CPU knows x86-64 and arm64"
+#endif
+
+// Bounds of the section that `__shared__` names; null if no kernel has static shared memory.
+extern "C" {
+extern char __start_fa_shared[] __attribute__((weak));
+extern char __stop_fa_shared[] __attribute__((weak));
+}
+
+namespace fa::emulator {
+namespace {
+
+constexpr std::size_t stack_bytes = 64 * 1024;
+constexpr unsigned warp_size = 32;
+constexpr std::size_t shared_without_asking = 48 * 1024;
+std::size_t shared_limit = 99 * 1024;
+
+enum class State { fresh, ready, waits_for_warp, waits_for_block, done };
+
+struct Fiber {
+  std::unique_ptr<char[]> stack;
+  void* at = nullptr;  // its stack pointer while it waits
+  void* tsan = nullptr;
+  State state = State::fresh;
+  unsigned mask = 0;        // of the lanes that it waits for
+  std::uint64_t value = 0;  // handed to the others of its warp
+  unsigned warp_phase = 0, block_phase = 0;
+};
+
+// A barrier's object for the sanitizer: two, because a fast thread may arrive at the next barrier
+// before a slow one has left this one.
+struct Sync {
+  char phase[2];
+};
+
+struct Launch {
+  const char* kernel;
+  const std::function<void()>* thread;
+  std::vector<Fiber> fibers;
+  unsigned current = 0;
+  void* scheduler = nullptr;  // the scheduler's stack pointer while a fiber runs
+  void* scheduler_tsan = nullptr;
+  Sync block{};
+  std::vector<Sync> warps;
+  char begin = 0, end = 0;
+  std::unique_ptr<char[]> shared;
+};
+
+std::mutex one_launch_at_a_time;
+Launch* running = nullptr;
+thread_local cudaError_t last_error = cudaSuccess;
+std::map<const void*, int> allowed_shared;  // by kernel; guarded by the same mutex
+
+Fiber& self() { return running->fibers[running->current]; }
+
+void yield(State state) {
+  self().state = state;
+  tsan_switch(running->scheduler_tsan);
+  fa_switch_stack(&self().at, running->scheduler);
+}
+
+void wait_for_warp(unsigned mask) {
+  self().mask = mask;
+  yield(State::waits_for_warp);
+}
+
+void fiber_main() {
+  acquire(&running->begin);
+  (*running->thread)();
+  release(&running->end);
+  yield(State::done);
+}
+
+// A stack on which fa_switch_stack finds zeros for all registers and fiber_main to return to.
+void* fresh_stack(char* stack) {
+  const auto top = (reinterpret_cast<std::uintptr_t>(stack) + stack_bytes) / 16 * 16;
+#if defined(__x86_64__)
+  constexpr std::size_t frame = 8 * 8, return_address = 6 * 8;
+#else
+  constexpr std::size_t frame = 160, return_address = 88;
+#endif
+  // NOLINTNEXTLINE(performance-no-int-to-ptr): rounded down, inside of the stack
+  char* const at = reinterpret_cast<char*>(top - frame);
+  std::memset(at, 0, frame);
+  void (*const start)() = fiber_main;
+  std::memcpy(at + return_address, &start, sizeof start);
+  return at;
+}
+
+void resume(unsigned index) {
+  Fiber& fiber = running->fibers[index];
+  running->current = index;
+  const dim3& b = blockDim;
+  threadIdx = {index % b.x, index / b.x % b.y, index / b.x / b.y};
+  if (fiber.state == State::fresh) fiber.at = fresh_stack(fiber.stack.get());
+  fiber.state = State::ready;
+  tsan_switch(fiber.tsan);
+  fa_switch_stack(&running->scheduler, fiber.at);
+}
+
+bool runnable(State s) { return s == State::fresh || s == State::ready; }
+
+std::string list(State state) {
+  std::string text;
+  for (unsigned t = 0; t < running->fibers.size(); ++t)
+    if (running->fibers[t].state == state && text.size() < 40)
+      text += (text.empty() ? "" : ", ") + std::to_string(t);
+  return text;
+}
+
+// Opens those barriers within a warp, of threads [first, end), whose lanes have all arrived. A
+// thread that has returned keeps nobody waiting.
+bool open_warp_barriers(unsigned first, unsigned end) {
+  auto& fibers = running->fibers;
+  bool opened = false;
+  for (unsigned t = first; t < end; ++t) {
+    if (fibers[t].state != State::waits_for_warp) continue;
+    const unsigned mask = fibers[t].mask;
+    const auto of_mask = [&](unsigned u) { return (mask >> (u - first) & 1) != 0; };
+    bool all = true;
+    for (unsigned u = first; u < end; ++u)
+      if (of_mask(u) && fibers[u].state != State::done &&
+          !(fibers[u].state == State::waits_for_warp && fibers[u].mask == mask))
+        all = false;
+    for (unsigned u = first; all && u < end; ++u)
+      if (of_mask(u) && fibers[u].state == State::waits_for_warp) fibers[u].state = State::ready;
+    opened |= all;
+  }
+  return opened;
+}
+
+// Runs every warp until its threads wait at __syncthreads or have returned, then opens that
+// barrier.
+void run_block() {
+  auto& fibers = running->fibers;
+  const unsigned n = unsigned(fibers.size()), warps = (n + warp_size - 1) / warp_size;
+  const auto has = [&](State s) {
+    return std::any_of(fibers.begin(), fibers.end(), [&](auto& f) { return f.state == s; });
+  };
+  do {
+    for (Fiber& f : fibers)
+      if (f.state == State::waits_for_block) f.state = State::ready;
+    for (unsigned w = 0; w < warps; ++w) {
+      const unsigned first = (blockIdx.x % 2 ? warps - 1 - w : w) * warp_size;
+      const unsigned end = std::min(first + warp_size, n);
+      do
+        for (unsigned t = first; t < end; ++t)
+          if (runnable(fibers[t].state)) resume(t);
+      while (open_warp_barriers(first, end));
+    }
+    if (has(State::waits_for_warp))
+      throw std::logic_error(
+          std::string(running->kernel) + ": block " + std::to_string(blockIdx.x) +
+          " hangs: threads " + list(State::waits_for_warp) +
+          " ... wait for their warp (__syncwarp or a shuffle), but not all lanes of the mask come" +
+          (has(State::waits_for_block)
+               ? "; threads " + list(State::waits_for_block) + " ... wait in __syncthreads"
+               : ""));
+  } while (has(State::waits_for_block));
+}
+
+}  // namespace
+
+void misaligned() { last_error = cudaErrorMisalignedAddress; }
+unsigned lane() { return running->current % warp_size; }
+void* dynamic_shared_memory() { return running->shared.get(); }
+
+// A shuffle: it brings the lanes together, but orders no memory. That is what __syncwarp is for.
+std::uint64_t exchange(unsigned mask, std::uint64_t value, unsigned source) {
+  self().value = value;
+  wait_for_warp(mask);
+  const unsigned first = running->current / warp_size * warp_size;
+  const bool inside = source < warp_size && first + source < running->fibers.size();
+  const std::uint64_t result = inside ? running->fibers[first + source].value : value;
+  wait_for_warp(mask);
+  return result;
+}
+
+void launch(const char* kernel, const void* function, dim3 grid, dim3 block,
+            std::size_t shared_bytes, const std::function<void()>& thread) {
+  const std::lock_guard lock(one_launch_at_a_time);
+  const std::uint64_t threads = std::uint64_t(block.x) * block.y * block.z;
+  std::size_t limit = shared_without_asking;
+  if (const auto asked = allowed_shared.find(function); asked != allowed_shared.end())
+    limit = std::max(limit, std::size_t(asked->second));
+  if (threads == 0 || threads > 1024 || grid.x == 0 || grid.x > 0x7fffffff || grid.y == 0 ||
+      grid.y > 65535 || grid.z == 0 || grid.z > 65535) {
+    last_error = cudaErrorInvalidConfiguration;
+    return;
+  }
+  if (shared_bytes > limit) {
+    last_error = cudaErrorInvalidValue;
+    return;
+  }
+  Launch launch{};
+  launch.kernel = kernel;
+  launch.thread = &thread;
+  launch.fibers.resize(threads);
+  launch.warps.resize((threads + warp_size - 1) / warp_size);
+  launch.scheduler_tsan = tsan_this_fiber();
+  for (Fiber& f : launch.fibers) {
+    f.stack = std::make_unique_for_overwrite<char[]>(stack_bytes);
+    f.tsan = tsan_new_fiber();
+  }
+  // Exactly as long as asked for, so that AddressSanitizer sees an access beyond it.
+  launch.shared = std::make_unique_for_overwrite<char[]>(shared_bytes);
+  running = &launch;
+  gridDim = grid;
+  blockDim = block;
+  for (blockIdx.z = 0; blockIdx.z < grid.z; ++blockIdx.z)
+    for (blockIdx.y = 0; blockIdx.y < grid.y; ++blockIdx.y)
+      for (blockIdx.x = 0; blockIdx.x < grid.x; ++blockIdx.x) {
+        for (Fiber& f : launch.fibers) {
+          f.state = State::fresh;
+          f.warp_phase = f.block_phase = 0;
+        }
+        std::memset(launch.shared.get(), 0xff, shared_bytes);  // NaN
+        if (__start_fa_shared)
+          std::memset(__start_fa_shared, 0xff, std::size_t(__stop_fa_shared - __start_fa_shared));
+        release(&launch.begin);
+        run_block();
+        acquire(&launch.end);
+      }
+  for (Fiber& f : launch.fibers) tsan_delete_fiber(f.tsan);
+  running = nullptr;
+}
+
+cudaError_t allow_dynamic_shared_memory(const void* kernel, int bytes) {
+  const std::lock_guard lock(one_launch_at_a_time);
+  if (bytes < 0 || std::size_t(bytes) > shared_limit) return last_error = cudaErrorInvalidValue;
+  allowed_shared[kernel] = bytes;
+  return cudaSuccess;
+}
+
+LessSharedMemory::LessSharedMemory(std::size_t bytes) : before_(shared_limit) {
+  shared_limit = bytes;
+}
+LessSharedMemory::~LessSharedMemory() { shared_limit = before_; }
+
+}  // namespace fa::emulator
+
+using fa::emulator::last_error;
+
+void __syncthreads() {
+  auto& r = *fa::emulator::running;
+  char* sync = &r.block.phase[fa::emulator::self().block_phase++ % 2];
+  release(sync);
+  fa::emulator::yield(fa::emulator::State::waits_for_block);
+  acquire(sync);
+}
+void __syncwarp(unsigned mask) {
+  auto& r = *fa::emulator::running;
+  auto& fiber = fa::emulator::self();
+  char* sync = &r.warps[r.current / 32].phase[fiber.warp_phase++ % 2];
+  release(sync);
+  fa::emulator::wait_for_warp(mask);
+  acquire(sync);
+}
+
+const char* cudaGetErrorString(cudaError_t code) {
+  switch (code) {
+    case cudaSuccess:
+      return "no error";
+    case cudaErrorInvalidValue:
+      return "invalid argument";
+    case cudaErrorMemoryAllocation:
+      return "out of memory";
+    case cudaErrorInvalidConfiguration:
+      return "invalid configuration argument";
+    case cudaErrorMisalignedAddress:
+      return "misaligned address";
+    default:
+      return "an error that the emulator never returns";
+  }
+}
+const char* cudaGetErrorName(cudaError_t code) {
+  switch (code) {
+    case cudaSuccess:
+      return "cudaSuccess";
+    case cudaErrorInvalidValue:
+      return "cudaErrorInvalidValue";
+    case cudaErrorMemoryAllocation:
+      return "cudaErrorMemoryAllocation";
+    case cudaErrorInvalidConfiguration:
+      return "cudaErrorInvalidConfiguration";
+    case cudaErrorMisalignedAddress:
+      return "cudaErrorMisalignedAddress";
+    default:
+      return "cudaErrorUnknown";
+  }
+}
+cudaError_t cudaGetLastError() { return std::exchange(last_error, cudaSuccess); }
+cudaError_t cudaGetDevice(int* device) {
+  *device = 0;
+  return cudaSuccess;
+}
+cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int) {
+  switch (attribute) {
+    case cudaDevAttrComputeCapabilityMajor:
+      *value = 8;
+      return cudaSuccess;
+    case cudaDevAttrComputeCapabilityMinor:
+      *value = 6;
+      return cudaSuccess;
+    case cudaDevAttrMaxSharedMemoryPerBlockOptin:
+      *value = int(fa::emulator::shared_limit);
+      return cudaSuccess;
+  }
+  return last_error = cudaErrorInvalidValue;
+}
+cudaError_t cudaMalloc(void** memory, std::size_t bytes) {
+  *memory = nullptr;
+  if (bytes > std::size_t(fa::available_memory())) return last_error = cudaErrorMemoryAllocation;
+  // Exactly as long as asked for, so that AddressSanitizer sees an access beyond it.
+  if (posix_memalign(memory, 256, bytes) != 0) {
+    *memory = nullptr;
+    return last_error = cudaErrorMemoryAllocation;
+  }
+  std::memset(*memory, 0xff, bytes);
+  return cudaSuccess;
+}
+cudaError_t cudaFree(void* memory) {
+  std::free(memory);
+  return cudaSuccess;
+}
+cudaError_t cudaMemGetInfo(std::size_t* free, std::size_t* total) {
+  *free = *total = std::size_t(fa::available_memory());
+  return cudaSuccess;
+}
+cudaError_t cudaMemcpy(void* to, const void* from, std::size_t bytes, cudaMemcpyKind) {
+  std::memcpy(to, from, bytes);
+  return cudaSuccess;
+}
+cudaError_t cudaMemcpyAsync(void* to, const void* from, std::size_t bytes, cudaMemcpyKind kind,
+                            cudaStream_t) {
+  return cudaMemcpy(to, from, bytes, kind);
+}
+cudaError_t cudaMemset(void* memory, int byte, std::size_t bytes) {
+  std::memset(memory, byte, bytes);
+  return cudaSuccess;
+}
+cudaError_t cudaMemsetAsync(void* memory, int byte, std::size_t bytes, cudaStream_t) {
+  return cudaMemset(memory, byte, bytes);
+}
+cudaError_t cudaDeviceSynchronize() { return cudaSuccess; }
+cudaError_t cudaStreamSynchronize(cudaStream_t) { return cudaSuccess; }

@@ -1,0 +1,154 @@
+// Runs a stage that works in device memory under tests written for host memory: every storage of a
+// call is copied to the device, the views are moved there, and all of it, canaries included, is
+// copied back. Works on a GPU and, with FA_EMULATED, on the CPU.
+#pragma once
+#include <cstdlib>
+#include <string>
+#include <vector>
+
+#include "common/core/cuda.hpp"
+#include "common/judge/sanitizer.hpp"
+#include "common/judge/stage.hpp"
+
+namespace fa::harness {
+
+// Empty, or why no kernel can run here, in the driver's own words.
+inline std::string no_gpu() {
+#ifdef FA_EMULATED
+  return {};
+#else
+  int count = 0;
+  const cudaError_t code = cudaGetDeviceCount(&count);
+  if (code != cudaSuccess) {
+    cudaGetLastError();
+    return std::string("no usable GPU: ") + cudaGetErrorString(code);
+  }
+  return count > 0 ? "" : "no usable GPU: the driver finds none";
+#endif
+}
+
+// A GPU affords long lists of sizes; the emulator less, under a sanitizer little.
+inline StageUnderTest::Effort gpu_effort() {
+#ifdef FA_EMULATED
+  return FA_SANITIZED ? StageUnderTest::Effort::small : StageUnderTest::Effort::normal;
+#else
+  return StageUnderTest::Effort::large;
+#endif
+}
+
+// Copies of storages in device memory.
+class DeviceCopy {
+ public:
+  explicit DeviceCopy(const std::vector<Storage>& storages) {
+    for (const Storage& s : storages) {
+      parts_.push_back({s, DeviceMemory(s.bytes)});
+      parts_.back().copy(cudaMemcpyHostToDevice);
+    }
+  }
+  // The device's address of what `host` points to; a pointer into no storage stays what it is.
+  template <class T>
+  T* at(T* host) const {
+    for (const Part& part : parts_)
+      if (part.host.contains(host))
+        return reinterpret_cast<T*>(part.memory.as<char>() +
+                                    (reinterpret_cast<std::uintptr_t>(host) -
+                                     reinterpret_cast<std::uintptr_t>(part.host.data)));
+    return host;
+  }
+  template <class T>
+  View<T> at(const View<T>& v) const {
+    return {at(v.data), v.batch, v.head, v.row};
+  }
+  void copy_back() const {
+    for (const Part& part : parts_) part.copy(cudaMemcpyDeviceToHost);
+  }
+  void copy_back(const std::vector<Storage>& some) const {
+    for (const Part& part : parts_)
+      for (const Storage& s : some)
+        if (s.data == part.host.data) part.copy(cudaMemcpyDeviceToHost);
+  }
+
+ private:
+  struct Part {
+    Storage host;
+    DeviceMemory memory;
+
+    void copy(cudaMemcpyKind kind) const {
+      const bool there = kind == cudaMemcpyHostToDevice;
+      std::vector<Storage::Part> used = host.used;
+      if (used.empty() && host.bytes > 0) used = {{0, host.bytes}};
+      for (const auto& [first, bytes] : used) {
+        char* const on_host = static_cast<char*>(host.data) + first;
+        char* const on_device = memory.as<char>() + first;
+        FA_CUDA_CHECK(
+            cudaMemcpy(there ? on_device : on_host, there ? on_host : on_device, bytes, kind));
+      }
+    }
+  };
+  std::vector<Part> parts_;
+};
+
+template <class T>
+Forward<T> on_device(const DeviceCopy& copy, const Forward<T>& t) {
+  return {copy.at(t.Q), copy.at(t.K), copy.at(t.V), copy.at(t.O), copy.at(t.LSE)};
+}
+template <class T>
+Backward<T> on_device(const DeviceCopy& copy, const Backward<T>& t) {
+  return {copy.at(t.Q),   copy.at(t.K),  copy.at(t.V),  copy.at(t.O), copy.at(t.dO),
+          copy.at(t.LSE), copy.at(t.dQ), copy.at(t.dK), copy.at(t.dV)};
+}
+
+// The same tensors under another name of their type, as CUDA's half types are to the host's:
+//   on_gpu_forward<Eigen::bfloat16>([](const Problem& p, const Forward<Eigen::bfloat16>& t) {
+//     optimized::forward(p, as_device<__nv_bfloat16>(t));
+//   })
+template <class Device, class Host>
+View<Device> as_device(const View<Host>& v) {
+  static_assert(sizeof(Device) == sizeof(Host));
+  return {reinterpret_cast<Device*>(v.data), v.batch, v.head, v.row};
+}
+template <class Device, class Host>
+Forward<Device> as_device(const Forward<Host>& t) {
+  using In = const Device;
+  return {as_device<In>(t.Q), as_device<In>(t.K), as_device<In>(t.V), as_device<Device>(t.O),
+          t.LSE};
+}
+template <class Device, class Host>
+Backward<Device> as_device(const Backward<Host>& t) {
+  using In = const Device;
+  return {as_device<In>(t.Q),      as_device<In>(t.K),      as_device<In>(t.V),
+          as_device<In>(t.O),      as_device<In>(t.dO),     t.LSE,
+          as_device<Device>(t.dQ), as_device<Device>(t.dK), as_device<Device>(t.dV)};
+}
+
+// What large tensors may take: nine tenths of the memory that is free.
+inline double free_device_bytes() {
+  std::size_t free = 0, total = 0;
+  FA_CUDA_CHECK(cudaMemGetInfo(&free, &total));
+  return 0.9 * static_cast<double>(free);
+}
+
+// f(problem, tensors) with everything in device memory; then waits and copies back.
+template <class Call, class F>
+void call_on_gpu(const Call& call, F f) {
+  const DeviceCopy copy(call.storage);
+  Problem p = call.p;
+  p.key_lengths = copy.at(p.key_lengths);
+  const std::vector<Storage> written = outputs(call);
+  repeat(call.runs, written, [&] {
+    f(p, on_device(copy, call.t));
+    FA_CUDA_CHECK(cudaDeviceSynchronize());
+    copy.copy_back(written);
+  });
+  copy.copy_back();  // inputs too, which must not have changed
+}
+template <class T, class F>
+std::function<void(const ForwardCall<T>&)> on_gpu_forward(F f) {
+  return [f](const ForwardCall<T>& call) { call_on_gpu(call, f); };
+}
+template <class T, class F>
+std::function<void(const BackwardCall<T>&)> on_gpu_backward(F f) {
+  return [f](const BackwardCall<T>& call) { call_on_gpu(call, f); };
+}
+
+}  // namespace fa::harness

@@ -1,0 +1,192 @@
+#!/usr/bin/env python3
+"""Deliberate defects (mutants) of a stage's code: lists them, applies one, judges its test.
+
+check/mutants.txt holds paragraphs; a line that begins with # is a comment:
+
+    no_maximum: safe_softmax.cpp
+    symptom: large scores give NaN although every input is finite
+    - const T m = S.row(i).head(n).maxCoeff();
+    + const T m = T(0);
+    kills: safe_softmax.Values
+
+The - lines must stand in the source exactly once, one after the other (indentation and exercise
+marks aside); the + lines, if any, take their place. `kills` names the test that must then fail.
+With `race:` in the place of `kills:` the result may happen to be right: the defect is judged only
+under ThreadSanitizer, which must report a race during that test.
+"""
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import textwrap
+from dataclasses import dataclass
+from pathlib import Path
+
+from source import MARK, Bad, Parser, bare, run, write_whole
+
+SKIPPED = 77        # the exit code that CMake's SKIP_RETURN_CODE is set to
+
+
+@dataclass(frozen=True)
+class Mutant:
+    name: str
+    source: str     # relative to the stage
+    symptom: str
+    kills: str      # test name without the stageNN. prefix
+    old: list[str]
+    new: list[str]
+    race_only: bool = False
+
+
+def parse(file: Path) -> list[Mutant]:
+    text = re.sub(r"^#.*\n?", "", file.read_text(encoding="utf-8"), flags=re.M)
+    mutants: list[Mutant] = []
+    for paragraph in re.split(r"\n\s*\n", text.strip()) if text.strip() else []:
+        head, *lines = paragraph.strip().split("\n")
+        bad = f"{file}: {head}: "
+        title = re.fullmatch(r"([\w-]+): ([\w./-]+)", head.strip())
+        if not title or title[2].startswith("/") or ".." in title[2]:
+            raise Bad(f"{bad}a mutant begins with `name: source`, the source inside the stage")
+        if title[1] in (m.name for m in mutants):
+            raise Bad(f"{bad}a second mutant of that name; rename one")
+        shape = re.sub(r"(.)\1+", r"\1", "".join(line[:1] for line in lines))
+        if shape not in ("s-k", "s-+k", "s-r") or sum(line[0] in "skr" for line in lines) != 2:
+            raise Bad(f"{bad}after it come one `symptom:`, `-` lines, `+` lines, one `kills:`")
+        symptom = re.fullmatch(r"symptom: +(\S.*)", lines[0])
+        kills = re.fullmatch(r"(?:kills|race): +([\w./]+)\s*", lines[-1])
+        if not symptom or not kills:
+            raise Bad(f"{bad}write `symptom: what is seen` and `kills: Suite.Test`, one exact name")
+        old, new = (textwrap.dedent("\n".join(x[1:] for x in lines if x[0] == sign)).split("\n")
+                    for sign in "-+")
+        mutants.append(Mutant(title[1], title[2], symptom[1].strip(), kills[1], old,
+                              new if "+" in shape else [], lines[-1].startswith("race")))
+    return mutants
+
+
+def find(file: Path, name: str) -> Mutant:
+    for mutant in parse(file):
+        if mutant.name == name:
+            return mutant
+    raise Bad(f"{file}: no mutant {name}; `mutants.py list` prints the names")
+
+
+def apply(mutant: Mutant, folder: Path) -> tuple[list[str], int]:
+    """The lines of the mutated source, and the index of the first one that differs."""
+    if not (folder / mutant.source).is_file():
+        raise Bad(f"{mutant.source}: no such file for mutant {mutant.name}; correct its first line")
+    lines = (folder / mutant.source).read_text(encoding="utf-8").split("\n")
+    code = [i for i, line in enumerate(lines) if not MARK.search(line)]
+    old, n = [line.strip() for line in mutant.old], len(mutant.old)
+    found = [at for at in range(len(code) - n + 1)
+             if [lines[i].strip() for i in code[at:at + n]] == old]
+    if len(found) != 1:
+        raise Bad(f"{mutant.source}: the - lines of mutant {mutant.name} match {len(found)} times "
+                  "instead of once; copy them from the source again, with more context if need be")
+    if meaning(mutant.old) == meaning(mutant.new):
+        raise Bad(f"{mutant.source}: mutant {mutant.name} changes nothing; change its + lines")
+    gone = code[found[0]:found[0] + n]
+    at, first = gone[0], lines[gone[0]]
+    indent = first[:len(first) - len(first.lstrip())]
+    rest = [line for i, line in enumerate(lines) if i > at and i not in gone]
+    return lines[:at] + [(indent + line).rstrip() for line in mutant.new] + rest, at
+
+
+def meaning(lines: list[str]) -> str:
+    return " ".join(bare("\n".join(lines), literals=True).split())
+
+
+def verdict(exe: Path, test: str, limit: float) -> tuple[int, str]:
+    """Exit code and one line. Killed means: this test failed by assertion, and nothing else."""
+    command = [str(exe.absolute()), f"--gtest_filter={test}", "--gtest_brief=1"]
+    try:
+        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                              timeout=limit, env={**os.environ, "GTEST_COLOR": "no"})
+    except subprocess.TimeoutExpired:
+        return 1, f"timeout: {test} ran longer than {limit:g} s; the mutant must fail, not hang"
+    output = done.stdout.decode(errors="replace")
+    skipped = re.search(r"^\[  SKIPPED \]\s*(.*)", output, re.M)
+    if done.returncode < 0:
+        cause = signal.strsignal(-done.returncode)
+        return 1, f"crashed: {test} ended by {cause}; a mutant must fail by assertion"
+    if done.returncode == 1 and re.search(rf"^\[  FAILED  \] {re.escape(test)}(?![\w./])", output,
+                                          re.M):
+        return 0, f"killed by {test}"
+    if done.returncode != 0:
+        return 1, f"not killed: exit code {done.returncode}, but not by a failure of {test}"
+    if skipped:
+        reason = re.search(r"Skipped\n(.+)", output)
+        return SKIPPED, f"[  SKIPPED ] {reason[1] if reason else skipped[1]}"
+    if re.search(r"\b0 tests from 0", output):
+        return 1, f"no test: nothing is called {test}; correct `kills:` in check/mutants.txt"
+    return 1, f"survived: {test} passes with the mutant; sharpen the test"
+
+
+def removes_barrier(mutant: Mutant) -> bool:
+    count = [sum(line.count("__sync") for line in lines) for lines in (mutant.old, mutant.new)]
+    return count[1] < count[0]
+
+
+def race(exe: Path, test: str, source: Path) -> tuple[int, str]:
+    """A program built with ThreadSanitizer must report a race between two lines of the source."""
+    done = subprocess.run([str(exe.absolute()), f"--gtest_filter={test}"], stdout=subprocess.PIPE,
+                          stderr=subprocess.STDOUT, timeout=100)
+    output = done.stdout.decode(errors="replace")
+    report = output.partition("WARNING: ThreadSanitizer: data race")[2].partition("SUMMARY")[0]
+    lines = sorted(set(re.findall(rf"{re.escape(source.name)}:(\d+)", report)), key=int)
+    if not lines:
+        return 1, f"ThreadSanitizer reports no race in {source.name} during {test}"
+    text = source.read_text(encoding="utf-8").split("\n")
+    return 0, "\n".join(["the race:"] + [f"  {source.name}:{n}: {text[int(n) - 1].strip()}"
+                                         for n in lines])
+
+
+def main() -> int:
+    parser = Parser(description=(__doc__ or "").partition("\n")[0])
+    commands = parser.add_subparsers(dest="command", required=True)
+    listing = commands.add_parser("list", help="print name, source and test, tab-separated")
+    listing.add_argument("race", nargs="?", choices=["race"], help="only those without a barrier")
+    listing.add_argument("file", type=Path)
+    every = commands.add_parser("check", help="fail unless every mutant can be applied")
+    every.add_argument("file", type=Path)
+    every.add_argument("source_dir", type=Path)
+    one = commands.add_parser("apply", help="write the mutated source")
+    one.add_argument("file", type=Path)
+    one.add_argument("name")
+    one.add_argument("source_dir", type=Path)
+    one.add_argument("-o", "--out", type=Path, required=True)
+    judge = commands.add_parser("verdict", help="0: the test kills the mutant, 77: skipped, 1: no")
+    judge.add_argument("exe", type=Path)
+    judge.add_argument("test")
+    judge.add_argument("--timeout", type=float, default=60, metavar="SECONDS")
+    racing = commands.add_parser("race", help="0: ThreadSanitizer reports a race in the mutant")
+    racing.add_argument("exe", type=Path)
+    racing.add_argument("test")
+    racing.add_argument("source", type=Path)
+    args = parser.parse_args()
+    if args.command == "list":
+        for m in parse(args.file):
+            if not removes_barrier(m) if args.race else m.race_only:
+                continue
+            print(m.name, m.source, m.kills, sep="\t")
+        return 0
+    if args.command == "check":
+        for m in parse(args.file):
+            apply(m, args.source_dir)
+        return 0
+    if args.command == "apply":
+        lines, _ = apply(find(args.file, args.name), args.source_dir)
+        write_whole(args.out, "\n".join(lines))
+        return 0
+    if args.command == "race":
+        code, line = race(args.exe, args.test, args.source)
+        print(line)
+        return code
+    code, line = verdict(args.exe, args.test, args.timeout)
+    print(line)
+    return code
+
+
+if __name__ == "__main__":
+    run(main)

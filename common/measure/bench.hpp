@@ -1,0 +1,39 @@
+// Benchmarks that a chart may trust: verified before and after timing on the very buffers, measured
+// in rounds (every row once a round, in an order drawn anew), each sample with the machine's own
+// multiply-add peak beside it.
+#pragma once
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "common/judge/cases.hpp"
+
+namespace fa::bench {
+
+enum class Size { smoke, quick, full };
+
+// The list for the size asked for: quick ones are a part of the full ones; smoke is the first
+// alone.
+std::vector<std::int64_t> sizes(Size size, std::vector<std::int64_t> quick,
+                                std::vector<std::int64_t> more);
+
+// Defined by each stage's check/bench.cpp; main() calls it once.
+void register_benchmarks(Size size);
+
+// One row "PREFIX/N:1024/d:64/causal:0/f32", PREFIX like "stage01/forward/safe_softmax". f runs one
+// forward on the views it is given; `threads` says against how many cores' peak it is held.
+template <class T>
+void forward(const std::string& prefix, const Problem& p,
+             const std::function<void(const Problem&, const Forward<T>&)>& f, int threads = 1);
+
+// One row "roof/bandwidth/triad/threads:T/f32": bytes per second of a[i] = b[i] + s c[i] on arrays
+// of 64 MiB each, three of them counted. The other roof: what memory can deliver.
+void bandwidth(int threads);
+
+// One row "PREFIX/scores:100/f32": the largest error against the oracle, relative to the largest
+// output, and the number of outputs that are not finite, for scores of about that size.
+void error(const std::string& prefix, double scores,
+           const std::function<void(const Problem&, const Forward<float>&)>& f);
+
+}  // namespace fa::bench

@@ -1,0 +1,67 @@
+#include "common/tests/cuda_kernels.hpp"
+
+namespace fa::test_kernels {
+namespace {
+
+__global__ void nothing() {}
+__global__ void reverse_kernel(const float* in, float* out, bool with_barrier) {
+  __shared__ float s[256];
+  s[threadIdx.x] = in[threadIdx.x];
+  if (with_barrier) __syncthreads();
+  out[threadIdx.x] = s[255 - threadIdx.x];
+}
+__global__ void uninitialised_kernel(float* out) {
+  out[threadIdx.x] = dynamic_shared<float>()[threadIdx.x];
+}
+__global__ void uninitialised_static_kernel(float* out) {
+  __shared__ float s[32];
+  out[threadIdx.x] = s[threadIdx.x];
+  s[threadIdx.x] = 1;
+}
+__global__ void shuffles_kernel(int* out) {
+  const int lane = int(threadIdx.x) % 32;
+  int sum = lane;
+  for (int bits = 16; bits > 0; bits /= 2) sum += __shfl_xor_sync(0xffffffff, sum, bits);
+  out[threadIdx.x] = sum;
+  out[64 + threadIdx.x] = __shfl_down_sync(0xffffffff, lane, 1);
+}
+__global__ void count_kernel(float* out) {
+  if (threadIdx.x >= 40) return;
+  __syncthreads();
+  atomicAdd(out, 1.0f);
+}
+__global__ void diverge_kernel() {
+  if (threadIdx.x < 16)
+    __shfl_sync(0xffffffff, 0, 0);
+  else
+    __syncthreads();
+}
+__global__ void read_kernel(const float* address, float* out) { *out = *address; }
+
+}  // namespace
+
+void launch_with(unsigned threads, std::size_t shared_bytes) {
+  FA_LAUNCH(nothing, dim3(1), dim3(threads), shared_bytes, nullptr);
+}
+#ifndef FA_EMULATED
+void launch_early_with(unsigned threads, std::size_t shared_bytes) {
+  FA_LAUNCH_EARLY(nothing, dim3(1), dim3(threads), shared_bytes, nullptr);
+}
+#endif
+void reverse(const float* in, float* out, bool with_barrier) {
+  FA_LAUNCH(reverse_kernel, dim3(1), dim3(256), 0, nullptr, in, out, with_barrier);
+}
+void read_uninitialised(float* out) {
+  FA_LAUNCH(uninitialised_kernel, dim3(1), dim3(32), 128, nullptr, out);
+}
+void read_uninitialised_static(float* out) {
+  FA_LAUNCH(uninitialised_static_kernel, dim3(2), dim3(32), 0, nullptr, out);
+}
+void shuffles(int* out) { FA_LAUNCH(shuffles_kernel, dim3(1), dim3(64), 0, nullptr, out); }
+void count(float* out) { FA_LAUNCH(count_kernel, dim3(4), dim3(64), 0, nullptr, out); }
+void diverge() { FA_LAUNCH(diverge_kernel, dim3(1), dim3(32), 0, nullptr); }
+void read(const float* address, float* out) {
+  FA_LAUNCH(read_kernel, dim3(1), dim3(1), 0, nullptr, address, out);
+}
+
+}  // namespace fa::test_kernels

@@ -1,0 +1,56 @@
+"""Links lead somewhere; marks, skeletons, quotations and mutants are in step; no line is too long."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+LINK = re.compile(r"\]\(([^)#\s]+)(#[^)\s]*)?\)")
+
+
+def pages() -> list[Path]:
+    found = list(ROOT.glob("*.md")) + list(ROOT.glob("docs/**/*.md")) + list(ROOT.glob("0?_*/**/*.md"))
+    return [page for page in found if not {"mine", "hunt"} & set(page.relative_to(ROOT).parts)]
+
+
+def broken_links(page: Path) -> list[str]:
+    text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    targets = [link.group(1) for link in LINK.finditer(text)]
+    return [f"{page.relative_to(ROOT)}: link to {target}, which does not exist"
+            for target in targets if "://" not in target and not (page.parent / target).exists()]
+
+
+def long_lines() -> list[str]:
+    """Comments past 100 columns, which clang-format leaves alone so that it cannot break a diagram."""
+    sources = [path for pattern in ("common/**/*.?pp", "0?_*/**/*.?pp", "0?_*/**/*.cu*") for path in ROOT.glob(pattern)]
+    return [f"{path.relative_to(ROOT)}:{number}: more than 100 columns"
+            for path in sources if not {"mine", "hunt"} & set(path.relative_to(ROOT).parts)
+            for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1) if len(line) > 100]
+
+
+def main() -> int:
+    problems = [problem for page in pages() for problem in broken_links(page)] + long_lines()
+    for cmake in sorted(ROOT.glob("0?_*/CMakeLists.txt")):
+        stage = cmake.parent
+        for tool, *args in (("practice/marks.py", stage), ("judge/mutants.py", stage / "check" / "mutants.txt", stage)):
+            check = subprocess.run([sys.executable, ROOT / "common" / tool, "check", *args], capture_output=True, text=True)
+            if check.returncode:
+                problems.append(check.stderr.strip())
+        text = re.sub(r"```.*?```|^\|[^\n]*$", "", (stage / "README.md").read_text(encoding="utf-8"), flags=re.DOTALL | re.M)
+        words = len(text.split())
+        if words > 3000:  # about 2,500 of running text, with hints and answers; tables and code not counted
+            problems.append(f"{stage.name}/README.md: {words} words; a chapter is read in one sitting")
+    for tool in ("timeline.py", "ab.py"):  # their rules and changes must fit the rungs
+        command = [sys.executable, str(ROOT / "06_optimized" / "check" / tool), "check"]
+        check = subprocess.run(command, capture_output=True, text=True, check=False)
+        if check.returncode:
+            problems.append(check.stderr.strip())
+    for problem in problems:
+        print(problem)
+    print(f"{len(pages())} pages, {len(problems)} problems")
+    return bool(problems)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

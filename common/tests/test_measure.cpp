@@ -1,0 +1,110 @@
+// What charts rest on: FLOP and byte formulas, memory counting, the name of the machine.
+#include <gtest/gtest.h>
+
+#include <cctype>
+#include <cstdlib>
+#include <thread>
+#include <vector>
+
+#include "common/measure/flops.hpp"
+#include "common/measure/machine.hpp"
+#include "common/judge/memory.hpp"
+#include "common/judge/oracle.hpp"
+#include "common/measure/roof.hpp"
+
+namespace {
+
+using namespace fa;
+using namespace fa::harness;
+using Int = std::int64_t;
+
+TEST(Flops, CountsExactlyThePairsThatTheOracleSees) {
+  const Int lengths[] = {0, 5, 3};
+  for (Causal c : {Causal::none, Causal::top_left, Causal::bottom_right})
+    for (auto [Nq, Nk] : {std::pair<Int, Int>{4, 6}, {7, 5}, {5, 5}, {1, 5}})
+      for (bool padded : {false, true}) {
+        Problem p;
+        p.B = 3;
+        p.Hq = 2;
+        p.Hkv = 1;
+        p.Nq = Nq;
+        p.Nk = Nk;
+        p.d = 8;
+        p.causal = c;
+        if (padded) p.key_lengths = lengths;
+        double pairs = 0;
+        for (Int b = 0; b < 3; ++b)
+          for (Int i = 0; i < Nq; ++i)
+            for (Int j = 0; j < Nk; ++j) pairs += sees(p, b, i, j) ? p.Hq : 0;
+        EXPECT_EQ(visible_pairs(p), pairs);
+        EXPECT_EQ(forward_flops(p), 4 * 8 * pairs);
+        EXPECT_EQ(backward_flops(p), 10 * 8 * pairs);
+      }
+}
+
+TEST(Flops, ACausalMaskLeavesHalfPlusTheDiagonal) {
+  Problem p;
+  p.Nq = p.Nk = 1000;
+  p.d = 1;
+  p.causal = Causal::top_left;
+  EXPECT_EQ(visible_pairs(p), 1000 * 1001 / 2);
+  p.Nq = 500;  // top left: the later keys are never seen
+  EXPECT_EQ(visible_pairs(p), 500 * 501 / 2);
+}
+
+TEST(Bytes, EveryTensorOnce) {
+  Problem p;
+  p.B = 2;
+  p.Hq = 4;
+  p.Hkv = 2;
+  p.Nq = 10;
+  p.Nk = 30;
+  p.d = 8;
+  const double q = 2 * 4 * 10 * 8, k = 2 * 2 * 30 * 8, rows = 2 * 4 * 10;
+  EXPECT_EQ(forward_bytes(p, 4), 4 * (2 * q + 2 * k) + 4 * rows);
+  EXPECT_EQ(forward_bytes(p, 2), 2 * (2 * q + 2 * k) + 4 * rows);
+  EXPECT_EQ(backward_bytes(p, 8), 8 * (4 * q + 4 * k) + 8 * rows);
+}
+
+TEST(Memory, CountsThePeakOfAllThreads) {
+  constexpr Int MiB = 1 << 20;
+  const Int none = peak_heap_bytes([] {});
+  if (none < 0) GTEST_SKIP() << "malloc cannot be counted here";
+  EXPECT_LT(none, 1024);
+  // Twice one after the other is one at a time; a vector in another thread counts as well.
+  const Int peak = peak_heap_bytes([] {
+    for (int n = 0; n < 2; ++n) std::vector<char> x(3 * MiB, 'x');
+    std::thread([] { std::vector<char> y(2 * MiB, 'y'); }).join();
+  });
+  EXPECT_GE(peak, 3 * MiB);
+  EXPECT_LT(peak, 3 * MiB + 64 * 1024);
+  const Int aligned = peak_heap_bytes([] {
+    void* p = nullptr;
+    ASSERT_EQ(posix_memalign(&p, 4096, 5 * MiB), 0);
+    std::free(p);
+    std::free(std::realloc(std::calloc(MiB, 1), 2 * MiB));
+  });
+  EXPECT_GE(aligned, 5 * MiB);
+  EXPECT_LT(aligned, 5 * MiB + 64 * 1024);
+}
+
+TEST(Machine, NameIsAFileNameWithoutAHost) {
+  const std::string name = machine_name();
+  for (char c : name)
+    EXPECT_TRUE(std::isdigit(static_cast<unsigned char>(c)) ||
+                std::islower(static_cast<unsigned char>(c)) || c == '-')
+        << name;
+  EXPECT_NE(name.find(isa()), std::string::npos);
+  EXPECT_NE(commit(), "");
+}
+
+TEST(Roof, IsAPlausibleRateForAnyNumberOfThreads) {
+  // Wide limits: the machine may be busy, and a sanitizer slows everything.
+  for (int threads : {1, 2, 5}) {
+    const double flops = fma_peak(threads, 0.01);
+    EXPECT_GT(flops, 1e7);
+    EXPECT_LT(flops, threads * 1e12);
+  }
+}
+
+}  // namespace
