@@ -12,7 +12,7 @@
 namespace {
 
 using namespace fa;
-using namespace fa::harness;
+using namespace fa::judge;
 
 template <class T>
 Functions<T> functions() {

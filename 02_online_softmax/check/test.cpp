@@ -15,7 +15,7 @@
 namespace {
 
 using namespace fa;
-using namespace fa::harness;
+using namespace fa::judge;
 using online_softmax::Kernel, online_softmax::Running;
 using Int = std::int64_t;
 constexpr double infinity = std::numeric_limits<double>::infinity();

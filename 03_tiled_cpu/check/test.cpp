@@ -23,7 +23,7 @@
 namespace {
 
 using namespace fa;
-using namespace fa::harness;
+using namespace fa::judge;
 using tiled_cpu::Kernel, tiled_cpu::Options;
 using Int = std::int64_t;
 

@@ -6,11 +6,11 @@
 
 extern "C" const char* fa_peer_forward(const char* kernel, const fa_peer_call* call) {
   using namespace fa;
-  return harness::as_c([&] {
+  return bench::as_c([&] {
     auto chosen = cuda_forward::Kernel::best;
     for (auto k : {cuda_forward::Kernel::tiled, cuda_forward::Kernel::register_tiled})
       if (std::strcmp(cuda_forward::name(k), kernel) == 0) chosen = k;
-    cuda_forward::forward(harness::problem_of(*call), harness::forward_of<float>(*call),
+    cuda_forward::forward(bench::problem_of(*call), bench::forward_of<float>(*call),
                           {chosen, static_cast<cudaStream_t>(call->stream)});
   });
 }

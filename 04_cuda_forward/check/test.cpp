@@ -17,7 +17,7 @@
 namespace {
 
 using namespace fa;
-using namespace fa::harness;
+using namespace fa::judge;
 using cuda_forward::Kernel;
 using Int = std::int64_t;
 

@@ -8,19 +8,19 @@
 // O and LSE must be there: the other function writes them.
 extern "C" const char* fa_peer_backward(const char* kernel, const fa_peer_call* call) {
   using namespace fa;
-  return harness::as_c([&] {
+  return bench::as_c([&] {
     cuda_backward::Options options;
     if (std::strcmp(kernel, "atomic") == 0) options.kernel = cuda_backward::Kernel::atomic;
     options.stream = static_cast<cudaStream_t>(call->stream);
     options.scratch = call->scratch;
-    cuda_backward::backward(harness::problem_of(*call), harness::backward_of<float>(*call),
+    cuda_backward::backward(bench::problem_of(*call), bench::backward_of<float>(*call),
                             options);
   });
 }
 extern "C" const char* fa_peer_forward(const char*, const fa_peer_call* call) {
   using namespace fa;
-  return harness::as_c([&] {
-    cuda_forward::forward(harness::problem_of(*call), harness::forward_of<float>(*call),
+  return bench::as_c([&] {
+    cuda_forward::forward(bench::problem_of(*call), bench::forward_of<float>(*call),
                           {cuda_forward::Kernel::best, static_cast<cudaStream_t>(call->stream)});
   });
 }

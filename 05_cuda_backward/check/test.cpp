@@ -16,7 +16,7 @@
 namespace {
 
 using namespace fa;
-using namespace fa::harness;
+using namespace fa::judge;
 using namespace fa::cuda_backward;
 using Int = std::int64_t;
 

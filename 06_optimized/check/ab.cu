@@ -23,7 +23,7 @@ static optimized::Passed passed(const Problem& p, void* scratch) {
 }
 
 static void launch(const Problem& p, const fa_peer_call& c) {
-  optimized::FA_LAUNCHER(p, harness::backward_of<T>(c), float(p.softmax_scale()),
+  optimized::FA_LAUNCHER(p, bench::backward_of<T>(c), float(p.softmax_scale()),
                          passed(p, c.scratch), static_cast<cudaStream_t>(c.stream));
 }
 
@@ -35,7 +35,7 @@ static void launch(const Problem& p, const fa_peer_call& c) {
 #else
   const bool count = p.causal != Causal::none;
 #endif
-  optimized::FA_LAUNCHER(p, harness::forward_of<T>(c), float(p.softmax_scale()),
+  optimized::FA_LAUNCHER(p, bench::forward_of<T>(c), float(p.softmax_scale()),
                          count ? static_cast<unsigned*>(c.scratch) : nullptr,
                          static_cast<cudaStream_t>(c.stream));
 }
@@ -43,7 +43,7 @@ static void launch(const Problem& p, const fa_peer_call& c) {
 #else
 
 static void launch(const Problem& p, const fa_peer_call& c) {
-  optimized::FA_LAUNCHER(p, harness::forward_of<T>(c), float(p.softmax_scale()),
+  optimized::FA_LAUNCHER(p, bench::forward_of<T>(c), float(p.softmax_scale()),
                          static_cast<cudaStream_t>(c.stream));
 }
 
@@ -51,5 +51,5 @@ static void launch(const Problem& p, const fa_peer_call& c) {
 
 // Null, or what went wrong.
 extern "C" __attribute__((visibility("default"))) const char* fa_ab_launch(const fa_peer_call* c) {
-  return harness::as_c([&] { launch(harness::problem_of(*c), *c); });
+  return bench::as_c([&] { launch(bench::problem_of(*c), *c); });
 }

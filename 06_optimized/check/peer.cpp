@@ -75,28 +75,28 @@ extern "C" const char* fa_peer_flags() { return FA_FLAGS; }
 
 // Null, or why this kernel cannot take this call here.
 extern "C" const char* fa_peer_unsupported(const char* kernel, const fa_peer_call* call) {
-  return harness::as_c([&] {
+  return bench::as_c([&] {
     with_type(*call, [&]<class T>(T) {
-      refuse(optimized::unsupported(harness::problem_of(*call), harness::forward_of<T>(*call),
+      refuse(optimized::unsupported(bench::problem_of(*call), bench::forward_of<T>(*call),
                                     forward_kernel(kernel)));
     });
   });
 }
 extern "C" const char* fa_peer_backward_unsupported(const char* kernel, const fa_peer_call* call) {
-  return harness::as_c([&] {
+  return bench::as_c([&] {
     with_type(*call, [&]<class T>(T) {
-      refuse(optimized::unsupported(harness::problem_of(*call), harness::backward_of<T>(*call),
+      refuse(optimized::unsupported(bench::problem_of(*call), bench::backward_of<T>(*call),
                                     backward_kernel(kernel)));
     });
   });
 }
 
 extern "C" const char* fa_peer_forward(const char* kernel, const fa_peer_call* call) {
-  return harness::as_c([&] {
+  return bench::as_c([&] {
     const Kernel wanted = forward_kernel(kernel);
     with_type(*call, [&]<class T>(T) {
       expect(wanted,
-             optimized::forward(harness::problem_of(*call), harness::forward_of<T>(*call),
+             optimized::forward(bench::problem_of(*call), bench::forward_of<T>(*call),
                                 {wanted, static_cast<cudaStream_t>(call->stream), call->scratch}));
     });
   });
@@ -104,12 +104,12 @@ extern "C" const char* fa_peer_forward(const char* kernel, const fa_peer_call* c
 
 // O and LSE must be there.
 extern "C" const char* fa_peer_backward(const char* kernel, const fa_peer_call* call) {
-  return harness::as_c([&] {
+  return bench::as_c([&] {
     const BackwardKernel wanted = backward_kernel(kernel);
-    const Problem p = harness::problem_of(*call);
+    const Problem p = bench::problem_of(*call);
     with_type(*call, [&]<class T>(T) {
       const BackwardKernel ran = optimized::backward(
-          p, harness::backward_of<T>(*call),
+          p, bench::backward_of<T>(*call),
           {wanted, false, static_cast<cudaStream_t>(call->stream), call->scratch});
       expect(optimized::chosen(p, wanted, false, optimized::device_capability()), ran);
     });
@@ -119,8 +119,8 @@ extern "C" const char* fa_peer_backward(const char* kernel, const fa_peer_call* 
 // Device memory that a backward needs; null, or what is wrong.
 extern "C" const char* fa_peer_backward_scratch_bytes(const char* kernel, const fa_peer_call* call,
                                                       std::int64_t* bytes) {
-  return harness::as_c([&] {
+  return bench::as_c([&] {
     *bytes = static_cast<std::int64_t>(
-        optimized::backward_scratch_bytes(harness::problem_of(*call), {backward_kernel(kernel)}));
+        optimized::backward_scratch_bytes(bench::problem_of(*call), {backward_kernel(kernel)}));
   });
 }

@@ -18,7 +18,7 @@
 namespace {
 
 using namespace fa;
-using namespace fa::harness;
+using namespace fa::judge;
 using optimized::Kernel;
 using Int = std::int64_t;
 using bf16 = Eigen::bfloat16;

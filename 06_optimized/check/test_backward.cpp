@@ -23,7 +23,7 @@
 namespace {
 
 using namespace fa;
-using namespace fa::harness;
+using namespace fa::judge;
 using optimized::BackwardKernel;
 using optimized::BackwardOptions;
 using optimized::BackwardRung;

@@ -10,7 +10,7 @@
 
 #include "common/judge/cases.hpp"
 
-namespace fa::harness {
+namespace fa::judge {
 
 inline Spec spec(std::int64_t Nq, std::int64_t Nk, std::int64_t d, Causal causal = Causal::none) {
   Spec s;
@@ -35,4 +35,4 @@ inline void expect_words(const std::string& text, std::initializer_list<std::str
     EXPECT_NE(text.find(word), std::string::npos) << "'" << word << "' is not in: " << text;
 }
 
-}  // namespace fa::harness
+}  // namespace fa::judge

@@ -9,7 +9,7 @@
 
 #include "common/core/tensor.hpp"
 
-namespace fa::harness {
+namespace fa::judge {
 
 // How a tensor [B, H, N, d] lies in memory.
 struct Layout {
@@ -124,4 +124,4 @@ class Buffer {
   std::vector<bool> inside_;
 };
 
-}  // namespace fa::harness
+}  // namespace fa::judge

@@ -4,7 +4,7 @@
 #include <cmath>
 #include <sstream>
 
-namespace fa::harness {
+namespace fa::judge {
 
 std::string Spec::name() const {
   std::ostringstream s;
@@ -253,4 +253,4 @@ template struct BackwardCase<double>;
 template struct BackwardCase<Eigen::half>;
 template struct BackwardCase<Eigen::bfloat16>;
 
-}  // namespace fa::harness
+}  // namespace fa::judge

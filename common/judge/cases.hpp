@@ -11,7 +11,7 @@
 #include "common/judge/oracle.hpp"
 #include "common/judge/stage.hpp"
 
-namespace fa::harness {
+namespace fa::judge {
 
 struct Spec {
   Problem p;  // its key_lengths pointer is ignored; `lengths` counts
@@ -101,4 +101,4 @@ std::vector<double> central_differences(const std::vector<double*>& x, F f, doub
   return gradient;
 }
 
-}  // namespace fa::harness
+}  // namespace fa::judge

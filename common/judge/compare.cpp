@@ -5,7 +5,7 @@
 #include <limits>
 #include <sstream>
 
-namespace fa::harness {
+namespace fa::judge {
 
 void Comparison::add(std::int64_t b, std::int64_t h, std::int64_t i, std::int64_t x, double got,
                      double want, double tolerance, double usual) {
@@ -119,4 +119,4 @@ double gradient_tolerance<Eigen::bfloat16>(double A, double largest, double nois
   return gradient_tolerance<float>(A, largest, noise);
 }
 
-}  // namespace fa::harness
+}  // namespace fa::judge

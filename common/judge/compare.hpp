@@ -9,7 +9,7 @@
 #include "common/judge/half.hpp"
 #include "common/judge/oracle.hpp"
 
-namespace fa::harness {
+namespace fa::judge {
 
 class Comparison {
  public:
@@ -121,4 +121,4 @@ Tolerance tolerance(const ForwardOracle& want, std::int64_t b, std::int64_t h, s
                       want.O.at(b, h, r, x), b, h, r, x);
 }
 
-}  // namespace fa::harness
+}  // namespace fa::judge

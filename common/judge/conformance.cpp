@@ -9,7 +9,7 @@
 
 #include "common/judge/random.hpp"
 
-namespace fa::harness {
+namespace fa::judge {
 namespace {
 
 constexpr int most_failures = 3;
@@ -27,7 +27,7 @@ class FamilyTest : public testing::Test {
     GTEST_SKIP() << why_not;
   }
   void TestBody() override {
-    harness::Run run(stage_, family_);
+    judge::Run run(stage_, family_);
     family_.body(run);
     // A typing error in FA_CASE must not look like success.
     if (run.cases() == 0) GTEST_SKIP() << "FA_CASE matches no case of this test";
@@ -182,4 +182,4 @@ Reserved::~Reserved() {
   if (data_) munmap(data_, bytes_);
 }
 
-}  // namespace fa::harness
+}  // namespace fa::judge

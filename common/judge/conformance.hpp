@@ -9,7 +9,7 @@
 #include "common/judge/cases.hpp"
 #include "common/judge/stage.hpp"
 
-namespace fa::harness {
+namespace fa::judge {
 
 // A family that runs on a stage. `about` tells a reader whose code fails what idea is wrong.
 struct Family {
@@ -145,4 +145,4 @@ class Reserved {
   std::size_t bytes_ = 0;
 };
 
-}  // namespace fa::harness
+}  // namespace fa::judge

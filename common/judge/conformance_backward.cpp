@@ -8,7 +8,7 @@
 #include "common/judge/memory.hpp"
 #include "common/judge/random.hpp"
 
-namespace fa::harness {
+namespace fa::judge {
 namespace {
 
 using Int = std::int64_t;
@@ -606,4 +606,4 @@ std::vector<Family> backward_families() {
   };
 }
 
-}  // namespace fa::harness
+}  // namespace fa::judge

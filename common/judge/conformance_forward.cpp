@@ -10,7 +10,7 @@
 #include "common/judge/memory.hpp"
 #include "common/judge/random.hpp"
 
-namespace fa::harness {
+namespace fa::judge {
 namespace {
 
 using Int = std::int64_t;
@@ -850,4 +850,4 @@ std::vector<Family> forward_families() {
   };
 }
 
-}  // namespace fa::harness
+}  // namespace fa::judge

@@ -6,7 +6,7 @@
 
 #include "common/judge/random.hpp"
 
-namespace fa::harness {
+namespace fa::judge {
 
 std::string Data::name() const {
   static constexpr const char* names[] = {
@@ -57,7 +57,7 @@ double element(const Data& data, char tensor, const Problem& p, std::uint64_t se
     case Kind::normal:
       return score ? data.level * z : z;
     case Kind::uniform:
-      return tensor == 'V' ? harness::uniform(stream, index) : z;
+      return tensor == 'V' ? judge::uniform(stream, index) : z;
     case Kind::integers:
       return hash(stream, index) % 5 ? 0.0 : static_cast<double>(integer(stream, index, -3, 3));
     case Kind::equal:
@@ -81,4 +81,4 @@ double element(const Data& data, char tensor, const Problem& p, std::uint64_t se
   return 0.25 * z;
 }
 
-}  // namespace fa::harness
+}  // namespace fa::judge

@@ -6,7 +6,7 @@
 
 #include "common/core/problem.hpp"
 
-namespace fa::harness {
+namespace fa::judge {
 
 struct Data {
   enum class Kind {
@@ -34,4 +34,4 @@ struct Data {
 double element(const Data& data, char tensor, const Problem& p, std::uint64_t seed, std::int64_t b,
                std::int64_t h, std::int64_t i, std::int64_t x);
 
-}  // namespace fa::harness
+}  // namespace fa::judge

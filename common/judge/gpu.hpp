@@ -10,7 +10,7 @@
 #include "common/judge/sanitizer.hpp"
 #include "common/judge/stage.hpp"
 
-namespace fa::harness {
+namespace fa::judge {
 
 // Empty, or why no kernel can run here, in the driver's own words.
 inline std::string no_gpu() {
@@ -151,4 +151,4 @@ std::function<void(const BackwardCall<T>&)> on_gpu_backward(F f) {
   return [f](const BackwardCall<T>& call) { call_on_gpu(call, f); };
 }
 
-}  // namespace fa::harness
+}  // namespace fa::judge

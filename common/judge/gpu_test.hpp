@@ -7,7 +7,7 @@
 
 #include "common/judge/gpu.hpp"
 
-namespace fa::harness {
+namespace fa::judge {
 
 class GpuTest : public testing::Test {
  protected:
@@ -20,4 +20,4 @@ class GpuTest : public testing::Test {
   }
 };
 
-}  // namespace fa::harness
+}  // namespace fa::judge

@@ -4,9 +4,9 @@
 #pragma once
 #include <Eigen/Core>
 
-namespace fa::harness {
+namespace fa::judge {
 
 template <class T>
 constexpr bool is_half = sizeof(T) == 2;
 
-}  // namespace fa::harness
+}  // namespace fa::judge

@@ -72,7 +72,7 @@ void free(void* p) noexcept {
 }
 }
 
-std::int64_t fa::harness::peak_heap_bytes(const std::function<void()>& f) {
+std::int64_t fa::judge::peak_heap_bytes(const std::function<void()>& f) {
   const std::int64_t before = alive.load();
   peak.store(before);
   f();
@@ -81,7 +81,7 @@ std::int64_t fa::harness::peak_heap_bytes(const std::function<void()>& f) {
 
 #else
 
-std::int64_t fa::harness::peak_heap_bytes(const std::function<void()>& f) {
+std::int64_t fa::judge::peak_heap_bytes(const std::function<void()>& f) {
   f();
   return -1;
 }

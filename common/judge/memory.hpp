@@ -3,10 +3,10 @@
 #include <cstdint>
 #include <functional>
 
-namespace fa::harness {
+namespace fa::judge {
 
 // Largest number of heap bytes alive at once during f, above what was alive before it; all threads
 // counted. -1 where malloc cannot be counted (sanitizers, systems without glibc).
 std::int64_t peak_heap_bytes(const std::function<void()>& f);
 
-}  // namespace fa::harness
+}  // namespace fa::judge

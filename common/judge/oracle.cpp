@@ -6,7 +6,7 @@
 #include <numeric>
 #include <utility>
 
-namespace fa::harness {
+namespace fa::judge {
 namespace {
 
 constexpr double infinity = std::numeric_limits<double>::infinity();
@@ -295,4 +295,4 @@ BackwardRowsOracle oracle_backward_rows(const Problem& p, const BackwardInputs& 
   return out;
 }
 
-}  // namespace fa::harness
+}  // namespace fa::judge

@@ -6,7 +6,7 @@
 
 #include "common/core/problem.hpp"
 
-namespace fa::harness {
+namespace fa::judge {
 
 // A tensor [B, H, N, d] in double, contiguous.
 struct Array {
@@ -105,4 +105,4 @@ BackwardRowsOracle oracle_backward_rows(const Problem& p, const BackwardInputs& 
                                         std::vector<std::int64_t> keys,
                                         const Rounding& rounding = {});
 
-}  // namespace fa::harness
+}  // namespace fa::judge

@@ -3,7 +3,7 @@
 #pragma once
 #include <cstdint>
 
-namespace fa::harness {
+namespace fa::judge {
 
 // SplitMix64's finaliser (Steele, Lea, Flood 2014) over seed and index.
 inline std::uint64_t hash(std::uint64_t seed, std::uint64_t index) {
@@ -35,4 +35,4 @@ inline std::int64_t integer(std::uint64_t seed, std::uint64_t index, std::int64_
   return lo + static_cast<std::int64_t>(hash(seed, index) % span);
 }
 
-}  // namespace fa::harness
+}  // namespace fa::judge

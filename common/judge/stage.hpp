@@ -13,7 +13,7 @@
 #include "common/judge/buffer.hpp"
 #include "common/judge/half.hpp"
 
-namespace fa::harness {
+namespace fa::judge {
 
 // One call: the views (and key_lengths) are into the storages, which include gaps and canaries. A
 // stage on the CPU looks at the views only; an adapter for a GPU copies the storages there and
@@ -138,4 +138,4 @@ struct StageUnderTest {
 //   static const bool registered = register_conformance({...});
 bool register_conformance(const StageUnderTest& stage);
 
-}  // namespace fa::harness
+}  // namespace fa::judge

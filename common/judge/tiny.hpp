@@ -6,7 +6,7 @@
 
 #include "common/core/tensor.hpp"
 
-namespace fa::harness {
+namespace fa::judge {
 
 struct TinyProblem {
   float Q[8] = {1, 0, 0, 1, 1, 1, 2, -1}, K[8] = {1, 0, 0, 1, 1, 1, 1, -1};
@@ -35,4 +35,4 @@ struct TinyProblem {
   }
 };
 
-}  // namespace fa::harness
+}  // namespace fa::judge

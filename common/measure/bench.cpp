@@ -29,7 +29,7 @@
 
 namespace fa::bench {
 
-using namespace fa::harness;
+using namespace fa::judge;
 
 std::vector<std::int64_t> sizes(Size size, std::vector<std::int64_t> quick,
                                 std::vector<std::int64_t> more) {

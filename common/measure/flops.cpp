@@ -1,6 +1,6 @@
 #include "common/measure/flops.hpp"
 
-namespace fa::harness {
+namespace fa::bench {
 
 double visible_pairs(const Problem& p) {
   double pairs = 0;
@@ -33,4 +33,4 @@ double backward_bytes(const Problem& p, double element_bytes) {
          lse_bytes(p, element_bytes);
 }
 
-}  // namespace fa::harness
+}  // namespace fa::bench

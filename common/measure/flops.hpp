@@ -2,7 +2,7 @@
 #pragma once
 #include "common/core/problem.hpp"
 
-namespace fa::harness {
+namespace fa::bench {
 
 inline constexpr const char* flop_formula = "4 d FLOP per visible (query, key) pair";
 
@@ -20,4 +20,4 @@ double backward_flops(const Problem& p);
 double forward_bytes(const Problem& p, double element_bytes);
 double backward_bytes(const Problem& p, double element_bytes);
 
-}  // namespace fa::harness
+}  // namespace fa::bench

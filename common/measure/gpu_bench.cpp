@@ -24,7 +24,7 @@
 
 namespace fa::bench {
 
-using namespace fa::harness;
+using namespace fa::judge;
 using Int = std::int64_t;
 
 namespace {

@@ -9,7 +9,7 @@
 #include <sstream>
 #include <thread>
 
-namespace fa::harness {
+namespace fa::bench {
 
 std::string cpu_model() {
   std::ifstream file("/proc/cpuinfo");
@@ -66,4 +66,4 @@ std::string commit() {
   return text.empty() ? "unknown" : text;
 }
 
-}  // namespace fa::harness
+}  // namespace fa::bench

@@ -4,7 +4,7 @@
 #include <thread>
 #include <vector>
 
-namespace fa::harness {
+namespace fa::bench {
 namespace {
 
 #if defined(__AVX512F__)
@@ -59,4 +59,4 @@ double fma_peak(int threads, double seconds) {
   return sum;
 }
 
-}  // namespace fa::harness
+}  // namespace fa::bench

@@ -33,14 +33,14 @@ TEST(Mask, AgreesWithTheOraclesOwnPredicateForAllSmallSizes) {
           if (length >= 0) p.key_lengths = &length;
           for (Int j = 0; j < Nk; ++j) {
             Int first = 0;
-            while (first < Nq && !harness::sees(p, 0, first, j)) ++first;
+            while (first < Nq && !judge::sees(p, 0, first, j)) ++first;
             ASSERT_EQ(Mask(p, 0).first_row(j), first) << "Nq " << Nq << " Nk " << Nk << " j " << j;
           }
           Int before = 0;
           for (Int i = 0; i < Nq; ++i) {
             const Int n = visible_keys(p, 0, i);
             for (Int j = 0; j < Nk; ++j)
-              ASSERT_EQ(j < n, harness::sees(p, 0, i, j))
+              ASSERT_EQ(j < n, judge::sees(p, 0, i, j))
                   << "Nq " << Nq << " Nk " << Nk << " length " << length << " i " << i << " j "
                   << j;
             ASSERT_GE(n, before) << "visible keys must never decrease with i";

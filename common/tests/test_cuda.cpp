@@ -21,7 +21,7 @@ namespace {
 
 using namespace fa;
 
-class Cuda : public harness::GpuTest {};
+class Cuda : public judge::GpuTest {};
 
 std::string error(const std::function<void()>& f) {
   try {
@@ -45,14 +45,14 @@ std::vector<T> from_device(const DeviceMemory& m, std::size_t n) {
 // ---- the adapter that carries a test's tensors to the device and back ----
 
 TEST_F(Cuda, EveryRunMustLeaveTheBitsOfTheFirst) {
-  harness::ForwardCase<float> c({harness::shape(3, 5, 8)}, false);
+  judge::ForwardCase<float> c({judge::shape(3, 5, 8)}, false);
   int runs = 0;
-  const auto f = harness::on_gpu_forward<float>([&](const Problem&, const Forward<float>& t) {
+  const auto f = judge::on_gpu_forward<float>([&](const Problem&, const Forward<float>& t) {
     ++runs;
     const float x = runs < 4 ? 1 : 2;
     FA_CUDA_CHECK(cudaMemcpy(t.O.at(0, 0, 2), &x, sizeof x, cudaMemcpyHostToDevice));
   });
-  harness::ForwardCall<float> call = c.call();
+  judge::ForwardCall<float> call = c.call();
   call.runs = 3;
   f(call);
   EXPECT_EQ(c.O.at(0, 0, 2, 0), 1);
@@ -64,7 +64,7 @@ TEST_F(Cuda, EveryRunMustLeaveTheBitsOfTheFirst) {
 
 TEST_F(Cuda, OfAReservationOnlyTheUsedPartsAreCopied) {
   float host[8] = {0, 1, 2, 3, 4, 5, 6, 7};
-  const harness::DeviceCopy copy({{host, sizeof host, {{0, 4}, {20, 8}}}});
+  const judge::DeviceCopy copy({{host, sizeof host, {{0, 4}, {20, 8}}}});
   for (float& x : host) x = -1;
   copy.copy_back();
   EXPECT_EQ(host[0], 0);
@@ -79,11 +79,11 @@ TEST_F(Cuda, TheHostsHalfTypesAreTheDevices) {
   struct DeviceHalf {
     unsigned short bits;
   };
-  harness::ForwardCase<Eigen::bfloat16> c({harness::shape(3, 5, 8)}, true);
+  judge::ForwardCase<Eigen::bfloat16> c({judge::shape(3, 5, 8)}, true);
   c.V.fill([](auto...) { return 1.5; });
-  harness::on_gpu_forward<Eigen::bfloat16>(
+  judge::on_gpu_forward<Eigen::bfloat16>(
       [&](const Problem&, const Forward<Eigen::bfloat16>& host) {
-        const Forward<DeviceHalf> t = harness::as_device<DeviceHalf>(host);
+        const Forward<DeviceHalf> t = judge::as_device<DeviceHalf>(host);
         EXPECT_EQ(t.K.row, host.K.row);
         EXPECT_EQ(static_cast<const void*>(t.LSE), host.LSE);
         FA_CUDA_CHECK(cudaMemcpy(t.O.at(0, 0, 1), t.V.at(0, 0, 4), 16, cudaMemcpyDeviceToDevice));
@@ -181,7 +181,7 @@ TEST(Emulator, ThreadsThatWaitForEachOtherForEverAreReported) {
   EXPECT_EQ(error([] { test_kernels::launch_with(32, 0); }), "no error");
 }
 #else
-class Errors : public harness::GpuTest {};
+class Errors : public judge::GpuTest {};
 
 TEST_F(Errors, AnEarlyLaunchIsCheckedLikeAnyOther) {
   int major = 0;

@@ -20,7 +20,7 @@
 namespace {
 
 using namespace fa;
-using namespace fa::harness;
+using namespace fa::judge;
 using Int = std::int64_t;
 
 enum class Defect {

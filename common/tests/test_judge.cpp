@@ -12,7 +12,7 @@
 namespace {
 
 using namespace fa;
-using namespace fa::harness;
+using namespace fa::judge;
 using Int = std::int64_t;
 const double nan_ = std::nan("");
 const double inf = std::numeric_limits<double>::infinity();

@@ -15,7 +15,8 @@
 namespace {
 
 using namespace fa;
-using namespace fa::harness;
+using namespace fa::bench;
+using namespace fa::judge;
 using Int = std::int64_t;
 
 TEST(Flops, CountsExactlyThePairsThatTheOracleSees) {

@@ -14,7 +14,7 @@ extern "C" struct fa_peer_call {
   void *Q, *K, *V, *O, *LSE, *dO, *dQ, *dK, *dV, *scratch, *stream;
 };
 
-namespace fa::harness {
+namespace fa::bench {
 
 inline Problem problem_of(const fa_peer_call& c) {
   Problem p;
@@ -55,4 +55,4 @@ const char* as_c(F f) {
   }
 }
 
-}  // namespace fa::harness
+}  // namespace fa::bench
