@@ -38,8 +38,8 @@ void fa::bench::register_benchmarks(Size size) {
     };
   };
   for (std::int64_t d :
-       size == Size::smoke ? std::vector<std::int64_t>{64} : std::vector<std::int64_t>{64, 128})
-    for (std::int64_t N : sizes(size, {512, 1024, 2048, 4096}, {8192}))
+       size == Size::full ? std::vector<std::int64_t>{64, 128} : std::vector<std::int64_t>{64})
+    for (std::int64_t N : sizes(size, {512, 1024, 2048}, {4096, 8192}))
       for (Causal causal : {Causal::none, Causal::top_left}) {
         Problem p;
         p.Hq = p.Hkv = 4;
@@ -55,7 +55,7 @@ void fa::bench::register_benchmarks(Size size) {
           });
           forward<float>("stage03/forward/tiled", p, run(Kernel::tiled, 1));
         }
-        if (causal == Causal::none) {
+        if (causal == Causal::none && size != Size::quick) {
           using tiled_cpu::fast::groups;
           const auto step = [](auto f, bool head_by_head) {
             return [=](const Problem& q, const Forward<float>& t) { f(q, t, head_by_head); };
