@@ -9,12 +9,17 @@
 #   stage01         the library
 #   stage01_tests   registered as stage01.*       `ctest -R stage01` runs exactly these
 #   stage01_bench   the benchmark, and a smoke run of it
+#   stage01_tested  builds what its tests need, but neither the benchmark nor a mutant
 #   stage01_all     builds all of these
 #   mutants         registered as stage01.mutant.*: each must be caught by the test that it names
-#   exercise01_tests, hunt01_tests   the same tests on the reader's own files (FA_LEARN)
+#   skeletons       registered as stage01.skeleton.*: as it is, none may pass the tests
+#   exercise01_tests, hunt01_tests   the same tests on the reader's own files, if there are any; not
+#                   among the others: `ctest -C Learn -R exercise01`
 # and for a CUDA stage, 04, stage04_on_cpu[_tests] and stage04_on_gpu[_tests], registered as
 # stage04.on_cpu.* and stage04.on_gpu.*; its mutants run on the CPU.
+
 set(FA_MUTANTS_TOOL ${PROJECT_SOURCE_DIR}/common/judge/mutants.py)
+add_custom_target(tested)  # all that tests need, but neither benchmarks nor mutants
 
 function(fa_add_stage id name)
   cmake_parse_arguments(S "CUDA" "" "LESSON;SOURCES;PREVIOUS;PROGRAMS" ${ARGN})
@@ -22,12 +27,13 @@ function(fa_add_stage id name)
   set(dir ${CMAKE_CURRENT_SOURCE_DIR})
   set(previous ${S_PREVIOUS})
   fa_previous("")
-  add_custom_target(${stage}_all)
+  fa_stage_targets(${stage})
   if(NOT S_CUDA)
     set_property(GLOBAL APPEND PROPERTY FA_SUMMARY "${id}  ${name}: built")
     fa_stage_variant(${stage} ${stage} ${stage} "")
     fa_stage_benchmark(${stage} ${stage})
     fa_stage_mutants(${stage} ${stage} "")
+    fa_stage_skeletons(${stage} ${stage} "")
     fa_stage_practice(${id} ${stage} "" "")
     return()
   endif()
@@ -35,6 +41,7 @@ function(fa_add_stage id name)
   fa_previous(on_cpu)
   fa_stage_variant(${stage} ${stage}_on_cpu ${stage}.on_cpu on_cpu)
   fa_stage_mutants(${stage} ${stage}_on_cpu on_cpu)
+  fa_stage_skeletons(${stage} ${stage}_on_cpu on_cpu)
   fa_stage_practice(${id} ${stage}_on_cpu on_cpu "")
   if(FA_HAVE_CUDA)
     set_property(GLOBAL APPEND PROPERTY FA_SUMMARY "${id}  ${name}: built for the GPU, and for the CPU's emulation")
@@ -50,6 +57,13 @@ function(fa_add_stage id name)
   endif()
 endfunction()
 
+function(fa_stage_targets stage)
+  add_custom_target(${stage}_tested)
+  add_custom_target(${stage}_all)
+  add_dependencies(${stage}_all ${stage}_tested)
+  add_dependencies(tested ${stage}_tested)
+endfunction()
+
 # Stands for tests PREFIX.* that are not built here: shown as skipped, with the reason.
 function(fa_not_built prefix reason label)
   fa_skipped(${prefix}.not_built "${reason}" ${label})
@@ -57,7 +71,7 @@ endfunction()
 function(fa_skipped test reason labels)
   if(BUILD_TESTING)
     add_test(NAME ${test}
-      COMMAND ${CMAKE_COMMAND} -DREASON=${reason} -P ${PROJECT_SOURCE_DIR}/common/cmake/skip.cmake)
+      COMMAND ${CMAKE_COMMAND} -DREASON=${reason} -P ${PROJECT_SOURCE_DIR}/common/cmake/skip.cmake ${ARGN})
     set_tests_properties(${test} PROPERTIES LABELS "${labels}" SKIP_REGULAR_EXPRESSION "SKIPPED")
   endif()
 endfunction()
@@ -115,7 +129,7 @@ function(fa_stage_variant stage library prefix variant)
   elseif(variant STREQUAL "on_gpu")
     target_link_libraries(${library} PUBLIC fa_cuda)
   endif()
-  add_dependencies(${stage}_all ${library})
+  add_dependencies(${stage}_tested ${library})
 
   # Small programs of their own; each checks its result and returns 0, or 77 where it cannot run.
   foreach(file IN LISTS S_PROGRAMS)
@@ -125,7 +139,7 @@ function(fa_stage_variant stage library prefix variant)
     add_executable(${program} $<TARGET_OBJECTS:${program}_object>)
     set_target_properties(${program} PROPERTIES LINKER_LANGUAGE CXX OUTPUT_NAME ${stem}_${variant})
     target_link_libraries(${program} PRIVATE ${library})
-    add_dependencies(${stage}_all ${program})
+    add_dependencies(${stage}_tested ${program})
     if(BUILD_TESTING)
       add_test(NAME ${prefix}.program.${stem} COMMAND ${program})
       set_tests_properties(${prefix}.program.${stem} PROPERTIES LABELS ${stage} TIMEOUT 60
@@ -136,11 +150,29 @@ function(fa_stage_variant stage library prefix variant)
   if(BUILD_TESTING)
     add_library(${library}_check OBJECT check/test.cpp)
     target_link_libraries(${library}_check PUBLIC ${library} fa_suite ${S_PREVIOUS} PRIVATE fa_warnings)
+    target_compile_options(${library}_check PRIVATE ${FA_COMPILED_FAST})
     fa_stage_tests(${library}_tests ${library} "${variant}" "" "")
-    add_dependencies(${stage}_all ${library}_tests)
-    gtest_discover_tests(${library}_tests TEST_PREFIX ${prefix}. DISCOVERY_MODE PRE_TEST DISCOVERY_TIMEOUT 60
-      PROPERTIES LABELS ${stage} TIMEOUT 300)
+    add_dependencies(${stage}_tested ${library}_tests)
+    fa_discover(${library}_tests ${prefix} ${stage} 300)
   endif()
+endfunction()
+
+# The tests of a program as PREFIX.*
+function(fa_discover target prefix label timeout)
+  gtest_discover_tests(${target} TEST_PREFIX ${prefix}. DISCOVERY_MODE PRE_TEST DISCOVERY_TIMEOUT 60 ${ARGN}
+    PROPERTIES LABELS ${label} TIMEOUT ${timeout})
+endfunction()
+
+# The same, seen by `ctest -C Learn` alone: the reader's own code is built and tested on demand.
+function(fa_discover_own target prefix label)
+  fa_discover(${target} ${prefix} ${label} 30 ${ARGN})
+  set_target_properties(${target} PROPERTIES EXCLUDE_FROM_ALL TRUE)
+  get_property(includes DIRECTORY PROPERTY TEST_INCLUDE_FILES)
+  list(POP_BACK includes file)
+  set(only_learn ${CMAKE_CURRENT_BINARY_DIR}/${target}_only_learn.cmake)
+  file(CONFIGURE OUTPUT ${only_learn} @ONLY
+    CONTENT "if(CTEST_CONFIGURATION_TYPE STREQUAL Learn)\n  include([==[@file@]==])\nendif()\n")
+  set_property(DIRECTORY PROPERTY TEST_INCLUDE_FILES "${includes}" ${only_learn})
 endfunction()
 
 function(fa_stage_benchmark stage library)
@@ -164,7 +196,7 @@ function(fa_stage_benchmark stage library)
   add_dependencies(${stage}_all ${stage}_bench)
   if(BUILD_TESTING)
     add_test(NAME ${stage}.bench_smoke COMMAND ${stage}_bench --smoke)
-    set_tests_properties(${stage}.bench_smoke PROPERTIES LABELS ${stage} TIMEOUT 60
+    set_tests_properties(${stage}.bench_smoke PROPERTIES LABELS "${stage};bench" TIMEOUT 60
       SKIP_RETURN_CODE 77)
   endif()
 endfunction()
@@ -226,9 +258,48 @@ function(fa_judge_mutant stage mutant killer)
   set_tests_properties(${stage}.mutant.${mutant} PROPERTIES LABELS "${stage};mutant" SKIP_RETURN_CODE 77)
 endfunction()
 
+# Which of `files` the folder holds; CMake looks again whenever it is asked to build.
+function(fa_held result folder)
+  file(GLOB_RECURSE held RELATIVE ${folder} CONFIGURE_DEPENDS ${folder}/*)
+  set(found)
+  foreach(file IN LISTS ARGN)
+    if(file IN_LIST held)
+      list(APPEND found ${file})
+    endif()
+  endforeach()
+  set(${result} "${found}" PARENT_SCOPE)
+endfunction()
+
+# No skeleton may pass as it is.
+function(fa_stage_skeletons stage library variant)
+  if(NOT FA_MUTANTS OR NOT BUILD_TESTING)
+    return()
+  endif()
+  fa_held(files ${dir}/exercise ${S_LESSON})
+  foreach(file IN LISTS files)
+    fa_skeleton_name(name ${file})
+    fa_stage_tests(${stage}_skeleton_${name} ${library} "${variant}" ${file} ${dir}/exercise/${file})
+    fa_judge_skeleton(${stage} ${name})
+  endforeach()
+endfunction()
+
+function(fa_skeleton_name result file)
+  cmake_path(REMOVE_EXTENSION file)
+  string(MAKE_C_IDENTIFIER ${file} name)
+  set(${result} ${name} PARENT_SCOPE)
+endfunction()
+
+# stageNN.skeleton.NAME, of the program stageNN_skeleton_NAME
+function(fa_judge_skeleton stage name)
+  add_dependencies(${stage}_all ${stage}_skeleton_${name})
+  add_test(NAME ${stage}.skeleton.${name} COMMAND ${Python3_EXECUTABLE} ${FA_MUTANTS_TOOL}
+    skeleton $<TARGET_FILE:${stage}_skeleton_${name}>)
+  set_tests_properties(${stage}.skeleton.${name} PROPERTIES LABELS "${stage};mutant" SKIP_RETURN_CODE 77)
+endfunction()
+
 # The tests on the reader's own files, and on the one with a planted mistake.
 function(fa_stage_practice id library variant suffix)
-  if(NOT FA_LEARN)
+  if(NOT BUILD_TESTING)
     return()
   endif()
   foreach(kind mine hunt)
@@ -236,24 +307,18 @@ function(fa_stage_practice id library variant suffix)
     if(kind STREQUAL "hunt")
       set(exercise hunt${id})
     endif()
-    set(mine)
-    foreach(file IN LISTS S_LESSON)
-      if(EXISTS ${dir}/${kind}/${file})
-        list(APPEND mine ${file})
-      endif()
-    endforeach()
+    fa_held(mine ${dir}/${kind} ${S_LESSON})
     if(mine)
       list(TRANSFORM mine PREPEND ${dir}/${kind}/ OUTPUT_VARIABLE paths)
       fa_stage_tests(${exercise}${suffix}_tests ${library} "${variant}" "${mine}" "${paths}")
       if(suffix)
         add_dependencies(${exercise}_tests ${exercise}${suffix}_tests)
       endif()
-      set(prefix ${exercise}.)
+      set(prefix ${exercise})
       if(variant)
-        set(prefix ${exercise}.${variant}.)
+        set(prefix ${exercise}.${variant})
       endif()
-      gtest_discover_tests(${exercise}${suffix}_tests TEST_PREFIX ${prefix}
-        DISCOVERY_MODE PRE_TEST DISCOVERY_TIMEOUT 60 PROPERTIES LABELS ${exercise} TIMEOUT 30)
+      fa_discover_own(${exercise}${suffix}_tests ${prefix} ${exercise})
     endif()
   endforeach()
 endfunction()
@@ -270,8 +335,12 @@ function(fa_stage_tests target library variant replaced replacements)
   fa_under_test(banner ${target} "${replacements}")
   if(replacements)
     fa_stage_object(${target}_object "${variant}" ${replacements})
-    # A reader waits for this compilation after every save.
-    target_compile_options(${target}_object PRIVATE $<$<COMPILE_LANGUAGE:CXX>:-O1>)
+    target_compile_options(${target}_object PRIVATE ${FA_COMPILED_FAST})
+    # The program asks for it, `all` does not.
+    set_target_properties(${target}_object PROPERTIES EXCLUDE_FROM_ALL TRUE)
+    if(NOT target MATCHES "^(exercise|hunt)")  # deliberate defects may leave a variable unused
+      target_compile_options(${target}_object PRIVATE -w)
+    endif()
     list(APPEND objects $<TARGET_OBJECTS:${target}_object>)
   endif()
   add_executable(${target} ${banner} ${objects})

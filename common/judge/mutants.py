@@ -123,6 +123,23 @@ def verdict(exe: Path, test: str, limit: float) -> tuple[int, str]:
     return 1, f"survived: {test} passes with the mutant; sharpen the test"
 
 
+def skeleton(exe: Path, limit: float) -> tuple[int, str]:
+    """Exit code and one line. A skeleton must fail, how does not matter: a step is missing."""
+    command = [str(exe.absolute()), "--gtest_brief=1", "--gtest_fail_fast"]
+    try:
+        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=limit)
+    except subprocess.TimeoutExpired:
+        return 0, f"does not pass: no verdict within {limit:g} s"
+    if done.returncode == 0:
+        passed = re.search(rb"^\[  PASSED  \] (\d+)", done.stdout, re.M)
+        if passed and int(passed[1]) == 0 and b"SKIPPED" in done.stdout:
+            return SKIPPED, "[  SKIPPED ] every test was skipped"
+        return 1, "passes all tests as it is: its steps are not judged, or not taken out"
+    if done.returncode != 1 and done.returncode > 0:
+        return 1, f"exit code {done.returncode}: the program did not run"
+    return 0, "does not pass"
+
+
 def removes_barrier(mutant: Mutant) -> bool:
     count = [sum(line.count("__sync") for line in lines) for lines in (mutant.old, mutant.new)]
     return count[1] < count[0]
@@ -160,6 +177,9 @@ def main() -> int:
     judge.add_argument("exe", type=Path)
     judge.add_argument("test")
     judge.add_argument("--timeout", type=float, default=60, metavar="SECONDS")
+    hole = commands.add_parser("skeleton", help="0: the skeleton fails its tests, 77: skipped, 1: it passes")
+    hole.add_argument("exe", type=Path)
+    hole.add_argument("--timeout", type=float, default=60, metavar="SECONDS")
     racing = commands.add_parser("race", help="0: ThreadSanitizer reports a race in the mutant")
     racing.add_argument("exe", type=Path)
     racing.add_argument("test")
@@ -179,6 +199,10 @@ def main() -> int:
         lines, _ = apply(find(args.file, args.name), args.source_dir)
         write_whole(args.out, "\n".join(lines))
         return 0
+    if args.command == "skeleton":
+        code, line = skeleton(args.exe, args.timeout)
+        print(line)
+        return code
     if args.command == "race":
         code, line = race(args.exe, args.test, args.source)
         print(line)
