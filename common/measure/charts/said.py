@@ -18,6 +18,7 @@ Counted:
     tests()                      what `ctest -R stageNN` runs where nvcc is missing; needs --build
     mutants()                    of the stage
     lines(FILE)                  of a file, beside the page or else from the root
+    line(FILE, TEXT)             where the one line that holds TEXT stands
     files(PATTERN)               that fit, from the root
     removed(A, B) added(A, B)    the lines that `diff A B` takes out and puts in; with space=0, `diff -w`
 
@@ -226,6 +227,12 @@ class Page:
             return len(list(self.root.glob(str(words[0]))))
         if name == "lines" and len(words) == 1:
             return len(self.file(words[0]).read_text(encoding="utf-8").splitlines())
+        if name == "line" and len(words) == 2:
+            text = self.file(words[0]).read_text(encoding="utf-8").splitlines()
+            at = [number for number, line in enumerate(text, 1) if str(words[1]) in line]
+            if len(at) != 1:
+                raise BadMark(f"{len(at)} lines of {words[0]} hold '{words[1]}'")
+            return at[0]
         if name in ("removed", "added") and len(words) == 2:
             return changed(self.file(words[0]), self.file(words[1]), keys != {"space": 0})[name == "added"]
         if name == "noted" and len(words) == 3:

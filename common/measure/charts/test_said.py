@@ -78,7 +78,8 @@ class Small(InFolder):
              "most(ms(old) / ms(new))": "6", "least(ms(old) / ms(new))": "3", "middle(ms(old, N=1))": "60",
              "100 * (ms(old, N=1) / ms(new, N=1) - 1)": "200", "6 - ms(new, N=1) / 20": "5", "-(1 - 3)": "2",
              "counter(roof, old, N=1) / 1e9": "4", "mutants()": "two", 'lines("x.cpp")': "3",
-             'files("01_new/*.cpp")': "two", 'removed("x.cpp", "y.cpp")': "2", 'added("x.cpp", "y.cpp")': "3",
+             'files("01_new/*.cpp")': "two", 'line("x.cpp", "b") - 1': "1",
+             'removed("x.cpp", "y.cpp")': "2", 'added("x.cpp", "y.cpp")': "3",
              'added("x.cpp", "y.cpp", space=0)': "2", 'noted("01_new/note.txt", "N 1", 2)': "1.25",
              "4 * 65536 / 2": "131,072", "(1 + 2) * 0.5": "1.5"}
 
@@ -107,7 +108,8 @@ class Small(InFolder):
         for rule, words in {"ms(new)": "fits 2 rows", "ms(none, N=1)": "no row fits", "ms(N=1)": "fit; name more",
                             "ms(new, N=3)": "no row fits", "speed(new)": "no 'speed'", "1 / 0": "divides by zero",
                             "__import__('os')": "no '__import__'", "(1).real": "none of its", "2 **": "arithmetic",
-                            'lines("z.cpp")': "no file z.cpp", "least(3)": "of measured rows", "new": "none of its",
+                            'lines("z.cpp")': "no file z.cpp", 'line("x.cpp", "d")': "0 lines of",
+                            'line("y.cpp", "")': "4 lines of", "least(3)": "of measured rows", "new": "none of its",
                             "least(ms(new)) / ms(new)": "fits 2 rows", 'noted("note.txt", "N 2", 1)': "0 lines",
                             'noted("note.txt", "N 1", 9)': "no column", "mib(old, N=1)": "no counter 'extra_bytes'",
                             "ms(new, N=1) - ms(new)": "no round in common", "1e999": "is inf",
@@ -191,8 +193,8 @@ class Course(InFolder):
             copy(path, self.root / path.name, **({"ignore": wanted} if path.is_dir() else {}))  # type: ignore[operator]
 
     def test_each_kind_of_figure_can_be_wrong(self) -> None:
-        kinds = {"arithmetic", "tests", "files", "removed", "added", "ms", "percent", "gflops", "kib", "gib", "counter",
-                 "middle", "least", "most", "noted"}
+        kinds = {"arithmetic", "tests", "files", "line", "removed", "added", "ms", "percent", "gflops", "kib", "gib",
+                 "counter", "middle", "least", "most", "noted"}
         for page in pages(self.root):
             text = page.read_text(encoding="utf-8")
             for mark in marks(text):
