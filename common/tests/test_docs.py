@@ -37,9 +37,9 @@ def main() -> int:
             check = subprocess.run([sys.executable, ROOT / "common" / tool, "check", *args], capture_output=True, text=True)
             if check.returncode:
                 problems.append(check.stderr.strip())
-        text = re.sub(r"```.*?```|^\|[^\n]*$", "", (stage / "README.md").read_text(encoding="utf-8"), flags=re.DOTALL | re.M)
+        text = re.sub(r"```.*?```|^\|[^\n]*$|<!--.*?-->", "", (stage / "README.md").read_text(encoding="utf-8"), flags=re.DOTALL | re.M)
         words = len(text.split())
-        if words > 3000:  # about 2,500 of running text, with hints and answers; tables and code not counted
+        if words > 3000:  # about 2,500 of running text, with hints and answers; tables, code and marks not counted
             problems.append(f"{stage.name}/README.md: {words} words; a chapter is read in one sitting")
     for tool in ("timeline.py", "ab.py"):  # their rules and changes must fit the rungs
         command = [sys.executable, str(ROOT / "06_optimized" / "check" / tool), "check"]

@@ -18,7 +18,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from figure import Bar, Bars, Chart, Table, render, significant, summary  # noqa: E402
-from results import BadResults, Results, Row, cleaned, load, median, spread, write_whole  # noqa: E402
+from results import BadResults, Results, Row, cleaned, load, median, recorded, spread, write_whole  # noqa: E402
 
 LADDER_N = 4096
 
@@ -45,12 +45,6 @@ def figures(stage: Path, results: Results) -> list[Chart | Table]:
         if not re.fullmatch(r"[a-z0-9_-]+", name):
             raise BadResults(f"{source}: the name '{name}' cannot name a file; use a-z, 0-9, '-' and '_'")
     return items
-
-
-def recorded(stage: Path) -> list[Path]:
-    """A file for each machine; what the compiler said, what block did what when, and variants are other things."""
-    others = re.compile(r"(kernels|timeline|ab)(_\w+)?\.json")
-    return sorted(path for path in (stage / "results").glob("*.json") if not others.fullmatch(path.name))
 
 
 def with_table(text: str, table: Table, readme: Path, caption: str) -> str:

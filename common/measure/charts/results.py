@@ -230,6 +230,12 @@ def load(path: str | Path) -> Results:
     return _read(Path(path))[1]
 
 
+def recorded(stage: Path) -> list[Path]:
+    """A file for each machine; what the compiler said, what block did what when, and variants are other things."""
+    others = re.compile(r"(kernels|timeline|ab)(_\w+)?\.json")
+    return sorted(path for path in (stage / "results").glob("*.json") if not others.fullmatch(path.name))
+
+
 def write_whole(path: Path, content: bytes) -> None:
     """The whole file or nothing: a reader never meets half of one."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")

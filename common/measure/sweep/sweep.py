@@ -11,7 +11,8 @@ from what is recorded there, and write the tables that stand between <!-- table:
 chapters; they measure nothing and run on any machine that has matplotlib.
 
 What stays by hand:
-    figures in running text, and the tables of lessons (06_optimized/*/N_*.md)
+    figures in running text: charts/said.py write puts those with a mark right, and the sentences want reading again;
+        the tables of lessons (06_optimized/*/N_*.md)
     04's table of single changes; 06's under "What limits it", by ncu, and under "What did not pay": experiments, of
         which those that variants.txt keeps are in ab*.json (ab.py table prints them)
     pictures/: drawn from counts, not from measurements (06_optimized/pictures/draw.py)
