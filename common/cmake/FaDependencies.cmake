@@ -12,7 +12,7 @@ endforeach()
 find_package(Python3 COMPONENTS Interpreter)
 if(NOT Python3_FOUND)
   message(FATAL_ERROR "Python 3 was not found; it applies marks and draws charts. "
-                      "Debian and Ubuntu: apt-get install python3 python3-matplotlib")
+                      "Debian and Ubuntu: apt-get install python3")
 endif()
 
 find_package(Eigen3 3.4 QUIET NO_MODULE)

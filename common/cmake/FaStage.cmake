@@ -1,5 +1,6 @@
 # fa_add_stage(ID NAME
 #   CUDA     the sources are CUDA: built for the GPU, and for the CPU's emulation
+#   THREADS  has threads, as CUDA stages have: tested under ThreadSanitizer, too
 #   LESSON   files of the lesson, the ones a reader rewrites
 #   SOURCES  other files, entry.cpp
 #   PROGRAMS files with a main() of their own; for a CUDA stage
@@ -22,7 +23,7 @@ set(FA_MUTANTS_TOOL ${PROJECT_SOURCE_DIR}/common/judge/mutants.py)
 add_custom_target(tested)  # all that tests need, but neither benchmarks nor mutants
 
 function(fa_add_stage id name)
-  cmake_parse_arguments(S "CUDA" "" "LESSON;SOURCES;PREVIOUS;PROGRAMS" ${ARGN})
+  cmake_parse_arguments(S "CUDA;THREADS" "" "LESSON;SOURCES;PREVIOUS;PROGRAMS" ${ARGN})
   set(stage stage${id})
   set(dir ${CMAKE_CURRENT_SOURCE_DIR})
   set(previous ${S_PREVIOUS})
@@ -147,7 +148,7 @@ function(fa_stage_variant stage library prefix variant)
     endif()
   endforeach()
 
-  if(BUILD_TESTING)
+  if(BUILD_TESTING AND (S_CUDA OR S_THREADS OR NOT FA_ONLY_THREADS))
     add_library(${library}_check OBJECT check/test.cpp)
     target_link_libraries(${library}_check PUBLIC ${library} fa_suite ${S_PREVIOUS} PRIVATE fa_warnings)
     target_compile_options(${library}_check PRIVATE ${FA_COMPILED_FAST})
@@ -299,7 +300,7 @@ endfunction()
 
 # The tests on the reader's own files, and on the one with a planted mistake.
 function(fa_stage_practice id library variant suffix)
-  if(NOT BUILD_TESTING)
+  if(NOT TARGET ${library}_check)
     return()
   endif()
   foreach(kind mine hunt)
