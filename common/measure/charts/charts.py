@@ -18,7 +18,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from figure import Bar, Bars, Chart, Table, render, significant, summary  # noqa: E402
-from results import BadResults, Results, Row, cleaned, load, median, recorded, spread, write_whole  # noqa: E402
+from results import (BadResults, Results, Row, cleaned, complete, load, median, recorded, spread,  # noqa: E402
+                     unfit, write_all)
 
 LADDER_N = 4096
 
@@ -121,12 +122,17 @@ figcaption, .missing { opacity: .75; font-size: 14px; }
 table { border-collapse: collapse; font-size: 14px; font-variant-numeric: tabular-nums; }
 td, th { padding: .15rem .7rem; text-align: right; border-bottom: 1px solid #8884; }
 td:first-child, th:first-child { text-align: left; overflow-wrap: anywhere; }
+.warning { border-left: 4px solid #d55e00; padding-left: .7rem; }
 details { margin: .5rem 0; overflow-x: auto; } .context td { text-align: left; }
 """
 
 
 def missing(text: str) -> str:
     return f'<p class="missing">{html.escape(text)}</p>'
+
+
+def warning(text: str) -> str:
+    return f'<p class="warning">{html.escape(text)}</p>'
 
 
 def html_table(header: Sequence[str], rows: Iterable[Sequence[str]], kind: str = "") -> str:
@@ -166,11 +172,12 @@ def page_of_stage(stage: Path, measured: Path, outputs: dict[Path, bytes], runs:
     if not recorded(stage):
         parts.append(missing("Nothing recorded in the repository yet."))
     pictures: dict[str, list[str]] = {}  # by chart, this machine first
+    warnings: list[str] = []
     after = []
     for path in [mine] * mine.exists() + recorded(stage):
         where = "this machine" if path == mine else "recorded"
         try:
-            results = load(path)
+            results = complete(path) if where == "recorded" else load(path)
             runs[where].append((stage, results))
             after += [missing(f"{where}: {name} gave no figure: {why}") for name, why in dict.fromkeys(results.errors)]
             for item in figures(stage, results):
@@ -184,9 +191,11 @@ def page_of_stage(stage: Path, measured: Path, outputs: dict[Path, bytes], runs:
             after.append(missing(f"{where}: {error}"))
             continue
         if path == mine:
+            warnings += [warning(str(words)) for words in (results.context.get("busy"), unfit(results)) if words]
             context = html_table(["Context", ""], [(k, str(v)) for k, v in results.context.items()
                                                    if k not in ("host_name", "executable")], "context")
             after.append(medians(results) + f"<details><summary>This machine</summary>{context}</details>")
+    parts += warnings
     parts += [f'<div class="pair">{"".join(both)}</div>' for both in pictures.values()]
     return "\n".join(parts + after)
 
@@ -230,7 +239,7 @@ def draw(stages: Sequence[Path], results_name: str | None, out: Path | None, tab
         for path in paths:
             if tables and path.resolve().parent != stage / "results":
                 raise BadResults(f"{path}: tables are written from recorded files only; record it first")
-            results = load(path)
+            results = complete(path)
             for item in figures(stage, results):
                 if isinstance(item, Chart):
                     name = svg_name(item, results, stage if out else None)
@@ -246,7 +255,7 @@ def draw(stages: Sequence[Path], results_name: str | None, out: Path | None, tab
 
 
 def ladder(stages: Sequence[Path], out: Path) -> dict[Path, bytes]:
-    return {out: render(ladder_chart((stage, load(path)) for stage in stages for path in recorded(stage)), {})}
+    return {out: render(ladder_chart((stage, complete(path)) for stage in stages for path in recorded(stage)), {})}
 
 
 def folder(text: str) -> Path:
@@ -271,6 +280,9 @@ def arguments() -> argparse.ArgumentParser:
     one = command("record", "clean a measurement and put it into a stage's results/")
     one.add_argument("src", type=Path, metavar="SRC.json")
     one.add_argument("stage", type=folder, metavar="STAGE_DIR")
+    one = command("check", "say in one line why a measurement cannot be used; nothing if it can")
+    one.add_argument("file", type=Path, metavar="FILE")
+    one.add_argument("--size", choices=("quick", "full"), default="", help="and it has what such a run has, or more")
     one = command("ladder", "draw every stage's share of its machine's peak")
     one.add_argument("--out", type=Path, required=True, metavar="FILE")
     one.add_argument("stages", nargs="+", type=folder, metavar="STAGE_DIR")
@@ -293,14 +305,17 @@ def run(options: argparse.Namespace) -> None:
     elif options.command == "page":
         outputs = page(options.stages, options.measured, options.out)
     elif options.command == "record":
-        outputs = {options.stage / "results" / f"{load(options.src).context['machine']}.json": cleaned(options.src)}
-        (options.stage / "results").mkdir(exist_ok=True)
+        target = options.stage / "results" / f"{load(options.src).context['machine']}.json"
+        outputs = {target: cleaned(options.src, target)}
+        target.parent.mkdir(exist_ok=True)
+    elif options.command == "check":
+        complete(options.file, options.size)
     else:
         results = load(options.file)
         stage = options.stage or options.file.resolve().parent.parent
         print("\n".join(summary(item, results.context) for item in figures(stage, results)))
-    for path, content in outputs.items():  # everything is drawn before the first byte is written
-        write_whole(path, content)
+    write_all(outputs)  # everything is drawn before the first byte is written
+    for path in outputs:
         print(path)
 
 

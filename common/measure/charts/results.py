@@ -19,9 +19,15 @@ from typing import Any
 CONTEXT_KEYS = ("machine", "device", "isa", "cores", "compiler", "flags", "commit", "date", "flop_formula")
 PRIVATE_KEYS = ("host_name", "executable")
 MAX_BYTES = 2 << 20
+MOST_ROUNDS = 1000
 SECONDS = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0}
 NOT_COUNTERS = {"family_index", "per_family_instance_index", "repetitions", "repetition_index",
                 "threads", "iterations", "real_time", "cpu_time"}
+POSITIVE = {"real_time", "flops", "roof", "bytes_per_second"}
+TEXTS = {"name", "run_name", "run_type", "time_unit", "label", "error_message", "skip_message"}
+# A figure is divided by a roof that is sampled beside it, so it may exceed it a little: the clock moves between the two
+# samples, and cuBLAS is not quite the peak (the recorded kernels reach 1.03 of it). Neither explains a fifth more.
+MOST_OF_ROOF = 1.2
 GOOGLE_SUFFIX = re.compile(
     r"(real_time|manual_time|process_time|(repeats|min_time|min_warmup_time|iterations|threads):[^/]*)$")
 
@@ -46,14 +52,14 @@ class Row:
     repetition: int
     time: float  # seconds
     counters: dict[str, float]
+    repetitions: int = 1  # what the program says of them: how many there are
+    family: int | None = None  # and which of its benchmarks this is
 
     def value(self, field: str) -> float:
         """A counter, 'time' in seconds, or 'of_roof': this repetition's flops over its own roof."""
         if field == "time":
             return self.time
         if field == "of_roof":
-            if self.value("roof") <= 0:
-                raise BadResults(f"{self.name}: the roof is not positive; measure it again")
             return self.value("flops") / self.value("roof")
         if field not in self.counters:
             raise BadResults(f"{self.name} has no counter '{field}'; let its benchmark set it and measure again")
@@ -142,11 +148,16 @@ def ratio(a: Sequence[Row], b: Sequence[Row], field: str) -> Spread:
     return _spread([above / below for above, below in pairs])
 
 
-def _number(text: str) -> float | str:
+def _is_number(text: str) -> bool:
     try:
-        value = float(text)
+        float(text)
     except ValueError:
-        return text
+        return False
+    return True
+
+
+def _number(text: str) -> float | str:
+    value = float(text) if _is_number(text) else math.nan
     if not math.isfinite(value):
         return text
     return int(value) if value.is_integer() else value
@@ -167,33 +178,42 @@ def _split(raw: dict[str, Any], path: Path) -> tuple[str, list[str]]:
 
 def _row(raw: dict[str, Any], path: Path) -> Row:
     name, parts = _split(raw, path)
+    for key, value in raw.items():
+        if key not in TEXTS and isinstance(value, str) and _is_number(value):
+            raise BadResults(f"{path}: {name} has {key} = '{value}' as a text, not as a number; measure again")
     numbers = {key: value for key, value in raw.items()
                if isinstance(value, (int, float)) and not isinstance(value, bool)}
     for key, value in numbers.items():
         if not math.isfinite(value):
             raise BadResults(f"{path}: {name} has {key} = {value}, which is not a finite number; "
                              "count such values in the counter 'nonfinite' and measure again")
+        if value < 0 or (value == 0 and key in POSITIVE):
+            raise BadResults(f"{path}: {name} has {key} = {value}, which cannot be; measure again")
     unit = raw.get("time_unit", "ns")
-    if "real_time" not in numbers or unit not in SECONDS:
+    if "real_time" not in numbers or not isinstance(unit, str) or unit not in SECONDS:
         raise BadResults(f"{path}: {name} has no real_time in ns, us, ms or s; measure again")
-    if numbers["real_time"] < 0:
-        raise BadResults(f"{path}: {name} has a negative time; check the benchmark's manual time, measure again")
+    for key in ("repetition_index", "repetitions"):
+        if numbers.get(key, 0) > MOST_ROUNDS:
+            raise BadResults(f"{path}: {name} has {key} = {numbers[key]}; the most is {MOST_ROUNDS}, measure again")
     stage, what, variant, *pairs, dtype = parts
     return Row(name, stage, what, variant, dtype=dtype,
                keys={key: _number(value) for key, value in (pair.split(":", 1) for pair in pairs)},
                repetition=int(numbers.get("repetition_index", 0)),
                time=numbers["real_time"] * SECONDS[unit],
-               counters={key: float(value) for key, value in numbers.items() if key not in NOT_COUNTERS})
+               counters={key: float(value) for key, value in numbers.items() if key not in NOT_COUNTERS},
+               repetitions=int(numbers.get("repetitions", 1)),
+               family=int(numbers["family_index"]) if "family_index" in numbers else None)
 
 
 def _read(path: Path) -> tuple[dict[str, Any], Results]:
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        # An integer may be longer than a float can hold, or than Python reads.
+        data = json.loads(path.read_text(encoding="utf-8"), parse_int=lambda x: int(x) if len(x) < 19 else float(x))
     except FileNotFoundError:
         raise BadResults(f"{path}: no such file; measure first, then record") from None
     except OSError as error:
         raise BadResults(f"{path}: cannot be read: {error.strerror}") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise BadResults(f"{path}: not JSON ({error}); the run was cut short, measure again") from None
     if not isinstance(data, dict) or not isinstance(data.get("benchmarks"), list) \
             or not all(isinstance(raw, dict) for raw in data["benchmarks"]):
@@ -227,6 +247,7 @@ def _read(path: Path) -> tuple[dict[str, Any], Results]:
 
 
 def load(path: str | Path) -> Results:
+    """What can be used of a measurement, be it complete or not."""
     return _read(Path(path))[1]
 
 
@@ -236,15 +257,90 @@ def recorded(stage: Path) -> list[Path]:
     return sorted(path for path in (stage / "results").glob("*.json") if not others.fullmatch(path.name))
 
 
+def _figures_of(row: Row) -> tuple[str, ...]:
+    if row.what == "error":
+        return ("nonfinite",) if row.counters.get("nonfinite") else ("nonfinite", "max_error")
+    if row.what == "bandwidth":
+        return ("bytes_per_second",)
+    return ("flops",) if row.stage == "peer" else ("flops", "roof")
+
+
+def _missing(results: Results, size: str) -> str:
+    context = results.context
+    if context.get("size") == "smoke":
+        return "it was measured with --smoke, which shows that the benchmark runs and gives no figures"
+    if size == "full" and context.get("size") != "full":
+        return "it was not measured with --full"
+    if results.errors:
+        name, message = results.errors[0]
+        return f"{name} reported an error: {message}"
+    for row in results.rows:
+        for figure in _figures_of(row):
+            if figure not in row.counters:
+                return f"{row.name} has no '{figure}'"
+    # A benchmark program says how many rows it has, and numbers its rows; older files lack the former.
+    families = {row.family for row in results.rows if row.family is not None}
+    names = {row.name for row in results.rows if row.stage != "peer"}
+    rows = str(context.get("rows", ""))
+    expected = int(rows) if re.fullmatch("[0-9]{1,9}", rows) else max(families, default=-1) + 1
+    found = len(names if "rows" in context else families)
+    if found != expected:
+        return f"it has {found} of {expected} benchmarks"
+    measured: dict[str, set[int]] = {}  # the repetitions of each name, and of all that were measured together
+    together: dict[tuple[str, str], set[int]] = {}
+    for row in results.rows:
+        measured.setdefault(row.name, set()).add(row.repetition)
+        together.setdefault((row.stage, row.what), set()).update(range(row.repetitions), range(row.repetition + 1))
+    for row in results.rows:
+        have, all_of_them = measured[row.name], together[row.stage, row.what]
+        if have != all_of_them:
+            return f"{row.name} has {len(have)} of {len(all_of_them)} repetitions"
+    return ""
+
+
+def _impossible(results: Results) -> str:
+    shares: dict[str, list[float]] = {}
+    for row in results.rows:
+        if {"flops", "roof"} <= row.counters.keys():
+            shares.setdefault(row.name, []).append(row.value("of_roof"))
+    for name, share in shares.items():
+        # The median, as in the charts: one disturbed round is what several rounds are for.
+        if statistics.median(share) > MOST_OF_ROOF:
+            return f"{name} is at {100 * statistics.median(share):.0f} % of the roof, so the machine was busy"
+    return ""
+
+
+def unfit(results: Results, size: str = "") -> str:
+    """Why this is no measurement to record and to draw; empty if it has every benchmark's figures and repetitions, and
+    none that cannot be. A `full` one has all that a `quick` one has."""
+    return _missing(results, size) or _impossible(results)
+
+
+def complete(path: str | Path, size: str = "") -> Results:
+    results = load(path)
+    if why := unfit(results, size):
+        raise BadResults(f"{path}: {why}; measure again, everything")
+    return results
+
+
+def write_all(outputs: dict[Path, bytes]) -> None:
+    """All these files, each whole, or none: a full disk is met before the first one is replaced."""
+    temporaries = {path: path.with_name(f".{path.name}.{os.getpid()}.tmp") for path in outputs}
+    try:
+        for path, content in outputs.items():
+            temporaries[path].write_bytes(content)
+        for path in outputs:
+            os.replace(temporaries[path], path)
+    except OSError as error:
+        for temporary in temporaries.values():
+            temporary.unlink(missing_ok=True)
+        raise BadResults(f"{path}: cannot be written: {error.strerror}; nothing is lost, check the folder, its rights "
+                         "and the room on the disk") from None
+
+
 def write_whole(path: Path, content: bytes) -> None:
     """The whole file or nothing: a reader never meets half of one."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        temporary.write_bytes(content)
-        os.replace(temporary, path)
-    except OSError as error:
-        temporary.unlink(missing_ok=True)
-        raise BadResults(f"{path}: cannot be written: {error.strerror}; check the folder and its rights") from None
+    write_all({path: content})
 
 
 def _rounded(value: Any) -> Any:
@@ -255,12 +351,20 @@ def _rounded(value: Any) -> Any:
     return float(f"{value:.6g}") if isinstance(value, float) else value
 
 
-def cleaned(src: Path) -> bytes:
-    """A measurement in the form that is committed: nothing private, small, and stable in a diff."""
-    data, results = _read(src)
-    if results.errors:
-        name, message = results.errors[0]
-        raise BadResults(f"{src}: {name} reported an error: {message}; only complete runs are recorded")
+def cleaned(src: Path, replaces: Path | None = None) -> bytes:
+    """A measurement in the form that is committed: nothing private, small, and stable in a diff.
+
+    It has every row of the one that it replaces."""
+    results = complete(src)
+    if replaces and replaces.exists():
+        try:
+            lost = {row.name for row in load(replaces).rows} - {row.name for row in results.rows}
+        except BadResults:  # nothing to lose
+            lost = set()
+        if lost:
+            raise BadResults(f"{src}: lacks {len(lost)} of the benchmarks in {replaces}, {min(lost)} for one; "
+                             f"measure them as well, or remove {replaces.name} first if they are gone for good")
+    data = _read(src)[0]
     context = {key: value for key, value in sorted(data["context"].items()) if key not in PRIVATE_KEYS}
     raws = [raw for raw in data["benchmarks"] if raw.get("run_type") == "iteration"]
     order = sorted(zip(results.rows, raws), key=lambda pair: (pair[0].name, pair[0].repetition))
@@ -273,4 +377,4 @@ def cleaned(src: Path) -> bytes:
 
 
 def record(src: str | Path, dst: str | Path) -> None:
-    write_whole(Path(dst), cleaned(Path(src)))
+    write_whole(Path(dst), cleaned(Path(src), Path(dst)))

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import io
 import json
 import re
+import resource
 import shutil
 import subprocess
 import sys
@@ -18,13 +21,22 @@ HERE = Path(__file__).resolve().parent
 GOLDEN = HERE / "golden"
 sys.path.insert(0, str(HERE))
 
-from figure import Bar, Bars, Bound, Chart, Line, Lines, Point, Table, push_apart, render, significant, summary  # noqa: E402
-from results import BadResults, Results, Row, Spread, load, median, ratio, record  # noqa: E402
+import charts  # noqa: E402
+from figure import (Bar, Bars, Bound, Chart, Line, Lines, Point, Table, push_apart, render,  # noqa: E402
+                    significant, summary)
+from results import (BadResults, Results, Row, Spread, complete, load, median, ratio, record,  # noqa: E402
+                     write_all)
 
 
 def tool(*arguments: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(HERE / "charts.py"), *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+    """charts.py with these arguments, without the time that a new Python takes."""
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            code = charts.main([str(argument) for argument in arguments])
+        except SystemExit as end:  # wrong usage
+            code = int(end.code or 0)
+    return subprocess.CompletedProcess(arguments, code, out.getvalue(), err.getvalue())
 
 
 class WithStage(unittest.TestCase):
@@ -48,13 +60,16 @@ class WithStage(unittest.TestCase):
     def files(self) -> list[str]:
         return sorted(str(path.relative_to(self.root)) for path in self.root.rglob("*") if path.is_file())
 
+    def contents(self) -> dict[str, bytes]:
+        return {name: (self.root / name).read_bytes() for name in self.files()}
+
     def refused(self, *arguments: object, says: str) -> None:
-        before = self.files()
+        before = self.contents()
         done = tool(*arguments)
         self.assertEqual(done.returncode, 1, done.stderr)
         self.assertEqual(done.stderr.count("\n"), 1, done.stderr)
         self.assertIn(says, done.stderr)
-        self.assertEqual(self.files(), before, "something was left behind")
+        self.assertEqual(self.contents(), before, "something was left behind, or replaced")
 
 
 class Loading(WithStage):
@@ -81,7 +96,7 @@ class Loading(WithStage):
     def test_bad_rows(self) -> None:
         self.bad("flops = nan", flops=float("nan"))
         self.bad("real_time = inf", real_time=float("inf"))
-        self.bad("negative time", real_time=-1.0)
+        self.bad("real_time = -1.0, which cannot be", real_time=-1.0)
         self.bad("no real_time", time_unit="hours")
         self.bad("is not stage/what", run_name="stage00/forward")
         self.bad("is not stage/what", run_name="stage00/forward/naive/N1024/f32")
@@ -173,6 +188,142 @@ class Recording(WithStage):
         self.raw["benchmarks"][3] |= {"error_occurred": True, "error_message": "wrong result"}
         self.write(self.raw)
         self.refused("record", self.src, self.stage, says="reported an error: wrong result")
+
+
+class Refusing(WithStage):
+    """A measurement that is not complete and plausible: one line, and what was recorded before is still there."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.recorded = self.stage / "results" / "example-cpu.json"
+        record(GOLDEN / "results.json", self.recorded)
+        self.raw["context"] |= {"size": "full", "rows": "10"}
+        for family, name in enumerate(dict.fromkeys(row["name"] for row in self.raw["benchmarks"])):
+            for row in self.named(name):
+                row |= {"family_index": family, "repetitions": len(self.named(name))}
+
+    def named(self, name: str) -> list[dict[str, Any]]:
+        return [row for row in self.raw["benchmarks"] if row["name"] == name]
+
+    def nowhere(self, says: str) -> None:
+        """Neither recorded, nor checked, nor drawn."""
+        self.write(self.raw)
+        self.refused("record", self.src, self.stage, says=says)
+        self.refused("check", self.src, says=says)
+        good = self.recorded.read_bytes()
+        shutil.copy(self.src, self.recorded)
+        self.refused("draw", self.stage, says=says)
+        self.refused("ladder", "--out", self.root / "ladder.svg", self.stage, says=says)
+        self.recorded.write_bytes(good)
+
+    def test_what_is_complete_is_taken(self) -> None:
+        self.write(self.raw)
+        for arguments in (("check", self.src), ("check", self.src, "--size", "quick"),
+                          ("check", self.src, "--size", "full"), ("record", self.src, self.stage)):
+            done = tool(*arguments)
+            self.assertEqual((done.returncode, done.stderr), (0, ""), arguments)
+
+    def test_figures_that_cannot_be(self) -> None:
+        first = copy.deepcopy(self.raw["benchmarks"][0])
+        for says, changes in {"real_time = 0,": {"real_time": 0}, "flops = -5.0,": {"flops": -5.0},
+                              "flops = 'NaN' as a text": {"flops": "NaN"}, "roof = 0,": {"roof": 0},
+                              "roof = inf": {"roof": 10**400}, "no 'flops'": {"flops": None},
+                              "no 'roof'": {"roof": None}}.items():
+            self.raw["benchmarks"][0] = first | changes
+            self.nowhere(says)
+
+    def test_far_above_the_roof(self) -> None:
+        rows = self.raw["benchmarks"][:3]
+        rows[0]["flops"] = 50 * rows[0]["roof"]  # one disturbed round of three is what three are for
+        self.assertEqual(tool("check", self.write(self.raw)).returncode, 0)
+        for share, code in ((1.19, 0), (1.21, 1)):
+            for row in rows:
+                row["flops"] = share * row["roof"]
+            self.assertEqual(tool("check", self.write(self.raw)).returncode, code, share)
+        self.nowhere("is at 121 % of the roof")
+
+    def test_missing_rows(self) -> None:
+        everything = self.raw["benchmarks"]
+        self.raw["benchmarks"] = everything[::2]
+        self.nowhere("has 8 of 10 benchmarks")
+        self.raw["benchmarks"] = [row for row in everything if row["repetition_index"] < 2]
+        self.nowhere("has 2 of 3 repetitions")  # the last one of every row: each says that there are three
+        for row in self.raw["benchmarks"]:
+            row["repetitions"] = 1
+        self.raw["benchmarks"] = everything[:5] + everything[6:]  # peers do not say it, but are as many as the others
+        self.nowhere("has 2 of 3 repetitions")
+        self.raw["benchmarks"] = everything[:3] + everything[6:]  # a point, in all its repetitions
+        self.nowhere("has 9 of 10 benchmarks")
+        del self.raw["context"]["rows"]
+        self.nowhere("has 9 of 10 benchmarks")
+        for row in self.raw["benchmarks"]:
+            del row["family_index"]  # nothing says how many there are, but what was recorded has one more
+        self.write(self.raw)
+        self.refused("record", self.src, self.stage, says="lacks 1 of the benchmarks in")
+        self.recorded.write_text("{")  # has nothing to lose
+        self.assertEqual(tool("record", self.src, self.stage).returncode, 0)
+
+    def test_an_error_in_every_repetition(self) -> None:
+        for row in self.raw["benchmarks"][:3]:
+            row |= {"error_occurred": True, "error_message": "wrong result"}
+        self.nowhere("reported an error: wrong result")
+
+    def test_the_size_that_was_asked_for(self) -> None:
+        self.raw["context"]["size"] = "quick"
+        self.write(self.raw)
+        self.assertEqual(tool("check", self.src, "--size", "quick").returncode, 0)
+        self.refused("check", self.src, "--size", "full", says="not measured with --full")
+        self.raw["context"]["size"] = "smoke"
+        self.nowhere("measured with --smoke")
+
+    def test_broken_and_foreign_files(self) -> None:
+        good = json.dumps(self.raw)
+        foreign = "no list 'benchmarks'"
+        for text in (good[:len(good) // 2], "", "\0\xff", "[" * 10000, '{"kernels": []}', "[]", "{}"):
+            says = foreign if text.endswith(("]", "}")) else "not JSON"
+            self.write(text)
+            for arguments in (("check", self.src), ("record", self.src, self.stage),
+                              ("summary", self.src, "--stage", self.stage)):
+                self.refused(*arguments, says=says)
+        self.refused("check", self.root / "absent.json", says="no such file")
+        self.refused("check", self.root, says="cannot be read")
+
+    def test_every_recorded_file_is_complete(self) -> None:
+        for path in sorted(HERE.parents[2].glob("0?_*/results/*-*.json")):
+            with self.subTest(path=path):
+                complete(path)
+
+    def test_the_page_warns(self) -> None:
+        self.raw["context"]["busy"] = "this machine was busy (load 3.2 on 2 cores)"
+        self.raw["benchmarks"] = self.raw["benchmarks"][:-1]
+        measured = self.root / "measured"
+        measured.mkdir()
+        shutil.copy(self.write(self.raw), measured / "01_example.json")
+        self.assertEqual(tool("page", self.root / "page.html", self.stage, "--measured", measured).returncode, 0)
+        page = (self.root / "page.html").read_text()
+        heading, warned = (page.index(words) for words in ("<h2>", '"warning">this machine was busy'))
+        self.assertLess(heading, warned)
+        self.assertLess(warned, page.index('<div class="pair">', heading))
+        self.assertIn("it has 9 of 10 benchmarks", page)
+        self.assertEqual(page.count('class="warning"'), 2)
+
+    def test_a_full_disk(self) -> None:
+        """As little as a file may grow, so little room is there: the large file is refused, no small one replaced."""
+        good = self.recorded.read_bytes()
+        self.write(self.raw)
+        arguments = [sys.executable, str(HERE / "charts.py"), "record", str(self.src), str(self.stage)]
+        limit = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))  # noqa: E731
+        done = subprocess.run(arguments, capture_output=True, text=True, check=False, preexec_fn=limit)
+        self.assertEqual((done.returncode, done.stderr.count("\n")), (1, 1), done.stderr)
+        self.assertIn("cannot be written", done.stderr)
+        self.assertEqual(self.recorded.read_bytes(), good)
+        self.assertEqual([name for name in self.files() if name.endswith(".tmp")], [])
+        small, large = self.stage / "small", self.stage / "large"
+        small.write_text("old")
+        with mock.patch("pathlib.Path.write_bytes", side_effect=[3, OSError(28, "No space left on device")]), \
+                self.assertRaisesRegex(BadResults, "large: cannot be written: No space left"):
+            write_all({small: b"new", large: b"large"})
+        self.assertEqual(small.read_text(), "old")
 
 
 class Drawing(WithStage):
