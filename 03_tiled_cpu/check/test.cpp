@@ -300,6 +300,26 @@ TEST(Memory, TilesThatDoNotFitAreRefusedInWords) {
 }
 #endif
 
+// Around what 30 MiB hold: a tile of 2800 x 2800 floats is 30 MiB.
+TEST(Memory, TilesThatDoNotQuiteFitAreRefused) {
+  if (peak_heap_bytes([] {}) < 0) GTEST_SKIP() << "a sanitizer reserves terabytes of address space";
+  for (Int N : {2000, 2790, 2900, 3500})
+    for (int threads : {1, 2}) {
+      Spec spec;
+      spec.p.B = 2;
+      spec.p.Nq = spec.p.Nk = N;
+      spec.p.d = 1;
+      ForwardCase<float> c(spec, true);
+      const auto call = c.call();
+      EXPECT_EQ(under_limit(30 << 20,
+                            [&] {
+                              tiled_cpu::forward(call.p, call.t, {Kernel::tiled, threads, N, N});
+                            }),
+                "")
+          << "N " << N << ", " << threads << " threads";
+    }
+}
+
 // Tiles larger than the problem are clipped to it, and so is their memory.
 TEST(Memory, LargeTilesOfASmallProblemTakeLittle) {
   if (peak_heap_bytes([] {}) < 0) GTEST_SKIP() << "malloc cannot be counted in this build";

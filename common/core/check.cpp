@@ -207,20 +207,6 @@ Int read_number(const std::string& path, const std::string& key) {
   return file >> value ? value : unlimited;
 }
 
-Int cgroup_room() {
-  std::ifstream file("/proc/self/cgroup");
-  for (std::string line; std::getline(file, line);) {
-    if (line.rfind("0::", 0) != 0) continue;
-    for (const std::string& group :
-         {"/sys/fs/cgroup" + line.substr(3), std::string("/sys/fs/cgroup")}) {
-      const Int limit = read_number(group + "/memory.max", "");
-      const Int used = read_number(group + "/memory.stat", "anon");
-      if (limit != unlimited && used != unlimited) return std::max<Int>(limit - used, 0);
-    }
-  }
-  return unlimited;
-}
-
 Int ulimit_room() {
   rlimit limit{};
   if (getrlimit(RLIMIT_AS, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return unlimited;
@@ -231,16 +217,60 @@ Int ulimit_room() {
 
 }  // namespace
 
-Int available_memory() {
-  const Int kib = read_number("/proc/meminfo", "MemAvailable:");
-  return std::min({kib == unlimited ? unlimited : kib * 1024, cgroup_room(), ulimit_room()});
+Int detail::cgroup_room(const std::string& root) {
+  std::ifstream file(root + "/proc/self/cgroup");
+  Int room = unlimited;
+  for (std::string line; std::getline(file, line);) {
+    // "4:cpu,memory:/group" in version 1, "0::/group" in version 2
+    const std::size_t first = line.find(':'), second = line.find(':', first + 1);
+    if (second == std::string::npos) continue;
+    const std::string controllers = line.substr(first + 1, second - first - 1);
+    const bool v2 = controllers.empty();
+    if (!v2 && (controllers + ',').find("memory,") == std::string::npos) continue;
+    const std::string mount = root + "/sys/fs/cgroup" + (v2 ? "" : "/memory");
+    // A group has no more than any group above it. Memory of files can be had back.
+    for (std::string group = line.substr(second + 1);; group.resize(group.rfind('/'))) {
+      const std::string folder = mount + group;
+      const Int limit = read_number(folder + (v2 ? "/memory.max" : "/memory.limit_in_bytes"), "");
+      const Int used = read_number(folder + "/memory.stat", v2 ? "anon" : "total_rss");
+      if (limit != unlimited)
+        room = std::min(room, std::max<Int>(limit - (used == unlimited ? 0 : used), 0));
+      if (group.rfind('/') == std::string::npos) break;
+    }
+  }
+  return room;
 }
 
+namespace {
+
+// What the system and the cgroup have free.
+Int system_room() {
+  const Int kib = read_number("/proc/meminfo", "MemAvailable:");
+  return std::min(kib == unlimited ? unlimited : kib * 1024, detail::cgroup_room());
+}
+
+bool malloc_has(double bytes) {
+  if (bytes > 1e18) return false;
+  void* volatile memory = std::malloc(static_cast<std::size_t>(bytes));
+  std::free(memory);
+  return memory != nullptr;
+}
+
+}  // namespace
+
+Int available_memory() { return std::min(system_room(), ulimit_room()); }
+
 void check_memory(const char* who, const std::string& what, double bytes, const char* advice) {
-  // Asking takes tens of microseconds, which would show in the time of a small problem.
-  if (bytes < 64e6) return;
-  const double available = static_cast<double>(available_memory());
+  // A little more than `bytes`, for the buffers of a product and a thread's stack.
   const double mib = 1024.0 * 1024.0;
+  const double wanted = bytes + std::min(bytes, 2 * mib);
+  // Is `ulimit -v` set? Where it leaves nothing, malloc may still hold what was freed before.
+  double room = static_cast<double>(ulimit_room());
+  if (room < wanted && malloc_has(wanted)) room = static_cast<double>(unlimited);
+  // To ask the system takes a tenth of a millisecond, which would show in the time of a small
+  // problem; and there malloc fails only beyond a ulimit.
+  if (bytes >= 16e6) room = std::min(room, static_cast<double>(system_room()));
+  const double available = std::max(room - (wanted - bytes), 0.0);
   require(bytes <= available, std::fixed, std::setprecision(1), who, ": no memory for ", what, ": ",
           bytes / mib, " MiB, but only ", available / mib, " MiB are free; ", advice);
 }

@@ -43,6 +43,10 @@ void check_memory(const char* who, const std::string& what, double bytes,
 
 namespace detail {
 
+// What the process's cgroup and those above it leave, of either version; the largest number if they
+// have no limit. `root` is for tests.
+std::int64_t cgroup_room(const std::string& root = "");
+
 // Memory touched by one tensor, or by one statistic (d = 1).
 struct Region {
   const char* name;

@@ -617,6 +617,16 @@ void memory(Run& run) {
                std::to_string(most);
       });
     }
+    // Around what 30 MiB hold: two matrices of 1982 x 1982 floats are 30 MiB.
+    if (!run.promises().host_memory) return;
+    for (Int N : {1000, 1400, 1900, 1982, 2100, 2800}) {
+      const Spec spec{shape(N, N, run.d(1))};
+      run.run("30 MiB left, " + spec.name() + " " + type_name<T>(), [&] {
+        ForwardCase<T> c(spec, run.promises().lse);
+        const ForwardCall<T> call = c.call();
+        return under_limit(30 << 20, [&] { run.functions<T>().forward(call); });
+      });
+    }
   });
 }
 
@@ -842,7 +852,7 @@ std::vector<Family> forward_families() {
          return always(s) && (s.promises.host_memory || s.promises.device_bytes);
        },
        large_offsets},
-      {"Memory", "no more memory than promised",
+      {"Memory", "no more memory than promised; where it is not there, a refusal in words",
        [](const StageUnderTest& s) { return always(s) && bool(s.promises.extra_bytes); }, memory},
       {"Errors", "bad arguments and what is not promised are refused in words, before any write",
        always, errors},

@@ -1,9 +1,16 @@
 #include "common/judge/memory.hpp"
 
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
 #include <atomic>
 #include <cerrno>
 #include <cstddef>
 #include <cstdlib>
+#include <exception>
+#include <fstream>
+#include <stdexcept>
 
 #include "common/judge/sanitizer.hpp"
 
@@ -87,3 +94,43 @@ std::int64_t fa::judge::peak_heap_bytes(const std::function<void()>& f) {
 }
 
 #endif
+
+namespace {
+
+// In the child: how it ended, in words.
+std::string outcome_under_limit(std::int64_t bytes, const std::function<void()>& f) {
+  std::int64_t pages = 0;
+  if (!(std::ifstream("/proc/self/statm") >> pages)) return "the size of the process is not known";
+  const auto most = static_cast<rlim_t>(pages * sysconf(_SC_PAGESIZE) + bytes);
+  const rlimit limit{most, most};
+  if (setrlimit(RLIMIT_AS, &limit) != 0) return "no limit can be set";
+  try {
+    f();
+  } catch (const std::invalid_argument&) {
+  } catch (const std::exception& e) {
+    return e.what();
+  }
+  return {};
+}
+
+}  // namespace
+
+std::string fa::judge::under_limit(std::int64_t bytes, const std::function<void()>& f) {
+  int ends[2];
+  if (pipe(ends) != 0) return "no pipe";
+  const pid_t child = fork();
+  if (child < 0) return "no child process";
+  if (child == 0) {
+    const std::string text = outcome_under_limit(bytes, f);
+    const bool written = write(ends[1], text.data(), text.size()) == ssize_t(text.size());
+    _exit(written ? 0 : 1);
+  }
+  close(ends[1]);
+  char text[200];
+  const ssize_t size = read(ends[0], text, sizeof text);
+  close(ends[0]);
+  int status = 0;
+  waitpid(child, &status, 0);
+  if (size > 0) return std::string(text, std::size_t(size));
+  return status == 0 ? "" : "the process ended with status " + std::to_string(status);
+}

@@ -4,9 +4,13 @@
 
 #include <cstdio>
 #include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <thread>
 #include <vector>
 
 #include "common/core/check.hpp"
+#include "common/core/parallel_for.hpp"
 #include "common/judge/oracle.hpp"
 #include "common/judge/sanitizer.hpp"
 
@@ -40,9 +44,8 @@ TEST(Mask, AgreesWithTheOraclesOwnPredicateForAllSmallSizes) {
           for (Int i = 0; i < Nq; ++i) {
             const Int n = visible_keys(p, 0, i);
             for (Int j = 0; j < Nk; ++j)
-              ASSERT_EQ(j < n, judge::sees(p, 0, i, j))
-                  << "Nq " << Nq << " Nk " << Nk << " length " << length << " i " << i << " j "
-                  << j;
+              ASSERT_EQ(j < n, judge::sees(p, 0, i, j)) << "Nq " << Nq << " Nk " << Nk << " length "
+                                                        << length << " i " << i << " j " << j;
             ASSERT_GE(n, before) << "visible keys must never decrease with i";
             before = n;
           }
@@ -134,6 +137,66 @@ TEST(CheckMemory, KnowsAboutUlimitAndSaysBothNumbers) {
   EXPECT_EXIT(refused_under_a_limit_of_256_mib(), testing::ExitedWithCode(7),
               "me: no memory for a matrix: 300.0 MiB, but only [0-9.]+ MiB are free");
 #endif
+}
+
+// Of either version; what a group above leaves counts as well, and "max" is no limit.
+TEST(CheckMemory, EveryGroupAboveHasASay) {
+  namespace fs = std::filesystem;
+  const fs::path root = fs::path(testing::TempDir()) / "fa_cgroups";
+  const auto file = [&](const std::string& path, const std::string& text) {
+    fs::create_directories((root / path).parent_path());
+    std::ofstream(root / path) << text;
+  };
+  const auto room = [&](const std::string& groups) {
+    file("proc/self/cgroup", groups);
+    return detail::cgroup_room(root);
+  };
+  const Int none = std::numeric_limits<Int>::max();
+  fs::remove_all(root);
+  EXPECT_EQ(detail::cgroup_room(root), none);
+  EXPECT_EQ(room("0::/\n"), none);
+  file("sys/fs/cgroup/a/b/c/memory.max", "max\n");
+  EXPECT_EQ(room("0::/a/b/c\n"), none);
+  file("sys/fs/cgroup/a/b/memory.max", "1000\n");
+  file("sys/fs/cgroup/a/b/memory.stat", "file 5000\nanon 300\n");
+  EXPECT_EQ(room("0::/a/b/c\n"), 700);
+  file("sys/fs/cgroup/a/memory.max", "500\n");  // how much of it is used is not told
+  EXPECT_EQ(room("0::/a/b/c\n"), 500);
+  file("sys/fs/cgroup/a/b/c/memory.max", "200\n");
+  file("sys/fs/cgroup/a/b/c/memory.stat", "anon 300\n");
+  EXPECT_EQ(room("0::/a/b/c\n"), 0);
+  EXPECT_EQ(room("0::/a\n"), 500);
+  EXPECT_EQ(room("0::/elsewhere\n"), none);
+  file("sys/fs/cgroup/memory.max", "900\n");  // a container sees its own group as the root
+  file("sys/fs/cgroup/memory.stat", "anon 100\n");
+  EXPECT_EQ(room("0::/elsewhere\n"), 800);
+  fs::remove_all(root);
+
+  file("sys/fs/cgroup/memory/a/b/memory.limit_in_bytes", "9223372036854771712\n");
+  file("sys/fs/cgroup/memory/a/memory.limit_in_bytes", "1000\n");
+  file("sys/fs/cgroup/memory/a/memory.stat", "rss 10\ntotal_rss 400\n");
+  EXPECT_EQ(room("12:cpuset:/x\n4:hugetlb,memory:/a/b\n0::/\n"), 600);
+  EXPECT_EQ(room("4:memory:/x\n"), none);
+  EXPECT_EQ(room("not a line of a cgroup\n"), none);
+  fs::remove_all(root);
+}
+
+// A worker's memory that is not there: the caller's own worker does all the tasks.
+TEST(ParallelFor, GoesOnWithoutMemoryForAnotherWorker) {
+  const auto caller = std::this_thread::get_id();
+  std::atomic<int> done{0};
+  parallel_for(40, 4, [&] {
+    if (std::this_thread::get_id() != caller) throw std::bad_alloc();
+    return [&](Int) { ++done; };
+  });
+  EXPECT_EQ(done, 40);
+  EXPECT_THROW(parallel_for(40, 4,
+                            [&] {
+                              if (std::this_thread::get_id() == caller) throw std::bad_alloc();
+                              return [&](Int) { ++done; };
+                            }),
+               std::bad_alloc);
+  EXPECT_EQ(done, 40);
 }
 
 }  // namespace
