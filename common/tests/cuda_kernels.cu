@@ -36,10 +36,24 @@ __global__ void diverge_kernel() {
   else
     __syncthreads();
 }
+__global__ void one_key_kernel(Forward<float> t, int d, long long Nq, float scale) {
+  const long long i = (long long)(blockIdx.x) * blockDim.x + threadIdx.x;
+  if (i >= Nq) return;
+  float score = 0;
+  for (int x = 0; x < d; ++x) {
+    score += t.Q.at(0, 0, i)[x] * t.K.at(0, 0, 0)[x];
+    t.O.at(0, 0, i)[x] = t.V.at(0, 0, 0)[x];
+  }
+  t.LSE[i] = scale * score;
+}
 __global__ void read_kernel(const float* address, float* out) { *out = *address; }
 
 }  // namespace
 
+void one_key(const Problem& p, const Forward<float>& t, cudaStream_t stream) {
+  FA_LAUNCH(one_key_kernel, dim3(unsigned((p.Nq + 255) / 256)), dim3(256), 0, stream, t, int(p.d),
+            (long long)(p.Nq), float(p.softmax_scale()));
+}
 void launch_with(unsigned threads, std::size_t shared_bytes) {
   FA_LAUNCH(nothing, dim3(1), dim3(threads), shared_bytes, nullptr);
 }

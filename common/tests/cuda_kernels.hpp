@@ -1,6 +1,7 @@
 // Small kernels for the tests of common/core/cuda.hpp and of the emulator.
 #pragma once
 #include "common/core/cuda.hpp"
+#include "common/core/tensor.hpp"
 
 namespace fa::test_kernels {
 
@@ -21,6 +22,8 @@ void shuffles(int* out);
 void count(float* out);
 // Half of a warp waits in a shuffle, the other half at __syncthreads. Hangs on a GPU.
 void diverge();
+// The forward of one head with a single key, where O is V.
+void one_key(const Problem& p, const Forward<float>& t, cudaStream_t stream);
 // Reads *address.
 void read(const float* address, float* out);
 
