@@ -17,10 +17,10 @@
 #include <sstream>
 
 #include "common/core/parallel_for.hpp"
+#include "common/judge/memory.hpp"
 #include "common/measure/bench_rows.hpp"
 #include "common/measure/flops.hpp"
 #include "common/measure/machine.hpp"
-#include "common/judge/memory.hpp"
 #include "common/measure/roof.hpp"
 
 #ifdef __GLIBC__
@@ -271,6 +271,16 @@ class Collector : public benchmark::BenchmarkReporter {
   }
   bool failed() const { return failed_; }
   bool empty() const { return runs_.empty(); }
+  // The highest median share of the roof, and the row that has it.
+  std::pair<double, std::string> highest_share() const {
+    std::map<std::string, std::vector<double>> shares;
+    for (const Run& run : runs_)
+      if (!is_error(run) && run.counters.count("flops") && run.counters.count("roof"))
+        shares[clean(run)].push_back(run.counters.at("flops") / run.counters.at("roof"));
+    std::pair<double, std::string> highest;
+    for (const auto& [name, x] : shares) highest = std::max(highest, {median(x), name});
+    return highest;
+  }
 
   // Google Benchmark's own JSON, all rounds in one file.
   void write(std::ostream& out) {
@@ -464,8 +474,15 @@ int run(int argc, char** argv) {
   benchmark::AddCustomContext("compiler", FA_COMPILER);
   benchmark::AddCustomContext("flags", FA_FLAGS);
   benchmark::AddCustomContext("commit", commit());
-  benchmark::AddCustomContext("size", size == Size::full ? "full" : "quick");
+  benchmark::AddCustomContext("size", size == Size::full    ? "full"
+                                      : size == Size::quick ? "quick"
+                                                            : "smoke");
+  benchmark::AddCustomContext("rows", std::to_string(registered.size()));
   benchmark::AddCustomContext("flop_formula", flop_formula);
+  benchmark::AddCustomContext("load_before", load_average());
+  // Cores that others keep busy say nothing about a GPU.
+  const bool on_cpu = this_machine == machine_name();
+  const double others = on_cpu && size != Size::smoke ? busy_cores() : 0;
 
   std::regex pattern;
   try {
@@ -486,7 +503,16 @@ int run(int argc, char** argv) {
     if (!out.empty()) std::remove(part.c_str());
     return usage("the filter matches no benchmark");
   }
-  if (size != Size::smoke) collector.print_summary();
+  benchmark::AddCustomContext("load_after", load_average());
+  if (size != Size::smoke) {
+    collector.print_summary();
+    const auto [share, row] = collector.highest_share();
+    const std::string busy = busy_machine(others, cores(), share, row);
+    if (!busy.empty()) {
+      benchmark::AddCustomContext("busy", busy);
+      std::printf("\n%s\n", busy.c_str());
+    }
+  }
   if (collector.failed()) {
     if (!out.empty()) std::remove(part.c_str());
     std::fprintf(stderr,

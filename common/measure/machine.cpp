@@ -1,13 +1,20 @@
 #include "common/measure/machine.hpp"
 
+#include <sched.h>
+#include <unistd.h>
+
 #include <array>
 #include <cctype>
+#include <chrono>
+#include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <fstream>
+#include <iomanip>
 #include <set>
 #include <sstream>
 #include <thread>
+#include <vector>
 
 namespace fa::bench {
 
@@ -32,7 +39,69 @@ std::string isa() {
 #endif
 }
 
-int cores() { return static_cast<int>(std::thread::hardware_concurrency()); }
+namespace {
+
+// The numbers of the cores that this process may use; none where the system does not say.
+std::vector<int> usable_cores() {
+  std::vector<int> usable;
+#ifdef __linux__
+  cpu_set_t set;  // for 1024 cores; with more of them this call fails
+  if (sched_getaffinity(0, sizeof set, &set) == 0)
+    for (int core = 0; core < CPU_SETSIZE; ++core)
+      if (CPU_ISSET(core, &set)) usable.push_back(core);
+#endif
+  return usable;
+}
+
+// Ticks of the clock, of one hundredth of a second, that the usable cores have worked.
+double worked_ticks() {
+  std::set<std::string> names;
+  for (int core : usable_cores()) names.insert("cpu" + std::to_string(core));
+  double ticks = 0;
+  std::ifstream file("/proc/stat");
+  for (std::string line; std::getline(file, line);) {
+    std::istringstream words(line);
+    std::string name;
+    if (!(words >> name) || names.count(name) == 0) continue;
+    double value = 0;
+    // user nice system idle iowait irq softirq steal
+    for (int column = 0; column < 8 && words >> value; ++column)
+      if (column != 3 && column != 4) ticks += value;
+  }
+  return ticks;
+}
+
+}  // namespace
+
+int cores() {
+  const std::size_t usable = usable_cores().size();
+  return static_cast<int>(usable ? usable : std::thread::hardware_concurrency());
+}
+
+std::string load_average() {
+  std::ifstream file("/proc/loadavg");
+  std::string minute;
+  file >> minute;
+  return minute;
+}
+
+double busy_cores(double seconds) {
+  const double before = worked_ticks();
+  std::this_thread::sleep_for(std::chrono::duration<double>(seconds));
+  return (worked_ticks() - before) / double(sysconf(_SC_CLK_TCK)) / seconds;
+}
+
+std::string busy_machine(double busy, int cores, double share, const std::string& highest) {
+  std::ostringstream why;
+  if (busy > 0.5)
+    why << std::fixed << std::setprecision(1) << "load " << busy << " on " << cores << " cores";
+  else if (share > 1.05)
+    why << highest << " at " << std::lround(100 * share) << " % of the peak";
+  else
+    return "";
+  return "this machine was busy (" + why.str() +
+         "): shares of the peak may be wrong; measure again";
+}
 
 std::string machine_name() {
   // Letters only: model numbers, clocks and trade marks say nothing that a file name needs.

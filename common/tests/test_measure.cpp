@@ -1,15 +1,17 @@
 // What charts rest on: FLOP and byte formulas, memory counting, the name of the machine.
 #include <gtest/gtest.h>
+#include <sched.h>
 
+#include <atomic>
 #include <cctype>
 #include <cstdlib>
 #include <thread>
 #include <vector>
 
-#include "common/measure/flops.hpp"
-#include "common/measure/machine.hpp"
 #include "common/judge/memory.hpp"
 #include "common/judge/oracle.hpp"
+#include "common/measure/flops.hpp"
+#include "common/measure/machine.hpp"
 #include "common/measure/roof.hpp"
 
 namespace {
@@ -97,6 +99,42 @@ TEST(Machine, NameIsAFileNameWithoutAHost) {
         << name;
   EXPECT_NE(name.find(isa()), std::string::npos);
   EXPECT_NE(commit(), "");
+}
+
+// As many as the affinity mask leaves, wherever the system has them.
+TEST(Machine, CountsTheCoresItMayUse) {
+  cpu_set_t before, one;
+  if (sched_getaffinity(0, sizeof before, &before) != 0) GTEST_SKIP() << "no affinity mask";
+  EXPECT_EQ(cores(), CPU_COUNT(&before));
+  CPU_ZERO(&one);
+  for (int core = 0; CPU_COUNT(&one) == 0; ++core)
+    if (CPU_ISSET(core, &before)) CPU_SET(core, &one);
+  ASSERT_EQ(sched_setaffinity(0, sizeof one, &one), 0);
+  EXPECT_EQ(cores(), 1);
+  const std::string name = machine_name();
+  EXPECT_EQ(name.substr(name.size() - 3), "-1c");
+  // A thread beside this one on that core is seen; what the core could do is the most.
+  std::atomic<bool> stop{false};
+  std::thread other([&] {
+    while (!stop) {
+    }
+  });
+  const double busy = busy_cores(0.2);
+  stop = true;
+  other.join();
+  ASSERT_EQ(sched_setaffinity(0, sizeof before, &before), 0);
+  EXPECT_GT(busy, 0.5);
+  EXPECT_LT(busy, 1.3);
+}
+
+TEST(Machine, SaysThatItWasBusy) {
+  EXPECT_EQ(busy_machine(0.4, 2, 1.04, "row"), "");
+  EXPECT_EQ(busy_machine(1.94, 2, 0.5, "row"),
+            "this machine was busy (load 1.9 on 2 cores): shares of the peak may be wrong; "
+            "measure again");
+  EXPECT_EQ(busy_machine(0.4, 2, 1.902, "stage03/forward/fast/N:64"),
+            "this machine was busy (stage03/forward/fast/N:64 at 190 % of the peak): shares of the "
+            "peak may be wrong; measure again");
 }
 
 TEST(Roof, IsAPlausibleRateForAnyNumberOfThreads) {
