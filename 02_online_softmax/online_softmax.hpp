@@ -40,7 +40,9 @@ struct Options {
 // O = softmax(scale Q K^T + mask) V and, if asked for, LSE. T: float or double.
 // Promises what stage 01 does, and extra memory that depends on d only: none for `rows`, 2 W d
 // floats for `lanes` with W lanes. `lanes` counts keys in 32 bits, Nk < 2^31, and multiplies the
-// scale by log2(e): the product must be finite in float. Throws std::invalid_argument, before any
+// scale by log2(e): the product must be finite in float. A NaN in the value of a hidden key stays
+// hidden with `rows`; with `lanes` it may reach a row that shares a vector of W rows with one that
+// sees the key, for 0 * NaN is NaN. Padding never does. Throws std::invalid_argument, before any
 // write, for arguments outside these promises.
 template <class T>
 void forward(const Problem& p, const Forward<T>& t, const Options& options = {});

@@ -23,8 +23,11 @@ struct Options {
 // Promises what stage 02 does, tiles of these sizes, and threads: the result is the same, bit by
 // bit, for any number of them. Extra memory for each thread: Br Bc + Bc d + 2 Br elements, with
 // tiles clipped to Nq and Nk (`tiled`); at most 1 MiB for d <= 256 (`fast`). `fast` multiplies the
-// scale by log2(e): the product must be finite in float. Throws std::invalid_argument, before any
-// write, for arguments outside these promises, and if that memory is not there.
+// scale by log2(e): the product must be finite in float. A NaN in the value of a hidden key stays
+// hidden with `tiled`; with `fast` it may reach a row if one of its group of fast::lanes rows sees
+// a key of the same tile of 64, for 0 * NaN is NaN. Padding never does. Throws
+// std::invalid_argument, before any write, for arguments outside these promises, and if that memory
+// is not there.
 template <class T>
 void forward(const Problem& p, const Forward<T>& t, const Options& options = {});
 

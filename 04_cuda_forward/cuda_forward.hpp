@@ -35,8 +35,10 @@ std::string unsupported(const Problem& p, const Forward<float>& t, Kernel kernel
 // tiled and register_tiled promise: strides, unaligned pointers, groups of heads, both causal
 // alignments, key lengths (a length outside [0, Nk] is clamped: nobody can look at it without
 // waiting for the GPU), any finite scale, d <= 128, B Hq ceil(Nq / 16) < 2^31. The result is the
-// same, bit by bit, from run to run. The baseline promises rows that do not overlap or run
-// backwards.
+// same, bit by bit, from run to run. A NaN in the value of a key that the mask hides may reach a
+// row if one of its tile of rows (32 in tiled, 64 in register_tiled) sees a key of the same tile of
+// keys, for 0 * NaN is NaN; keys past a key length never do. The baseline promises rows that do not
+// overlap or run backwards.
 //
 // T is float; any other type is refused in words. Throws std::invalid_argument, before any write,
 // for arguments outside these promises, and fa::CudaError where CUDA fails.

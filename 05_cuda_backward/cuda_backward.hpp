@@ -40,7 +40,9 @@ struct CpuOptions {
 };
 
 // dQ, dK, dV from O, LSE and dO, all in host memory. T: float or double. The same result, bit by
-// bit, for any number of threads. Extra memory: Nq elements for each thread. d <= 512.
+// bit, for any number of threads. Extra memory: Nq elements for each thread. d <= 512. P =
+// exp(score - LSE) has the rounding of a score in it, because the forward may have added up q.k in
+// another order: with a single key dV is dO up to (d + 8) eps (1 + scale sum |q_x k_x|) of it.
 // Throws std::invalid_argument, before any write, for arguments outside these promises.
 template <class T>
 void backward_on_cpu(const Problem& p, const Backward<T>& t, const CpuOptions& options = {});

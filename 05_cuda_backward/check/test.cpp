@@ -1,7 +1,9 @@
 // Tests of stage 05. The same file is built twice: for the GPU, and with FA_EMULATED for the CPU.
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <functional>
+#include <limits>
 #include <string>
 #include <vector>
 
@@ -320,6 +322,28 @@ TEST(Plain, AnyNumberOfThreadsGivesTheSameBits) {
         different += !(u->at(b, h, i, e) == v->at(b, h, i, e));
       });
     EXPECT_EQ(different, 0) << threads << " threads";
+  }
+}
+TEST(Plain, WithOneKeyDvIsDoUpToTheRoundingOfAScore) {
+  const auto forward = [](const auto& call) { tiled_cpu::forward(call.p, call.t); };
+  const auto check = [&](auto type, std::uint64_t seed) {
+    using T = decltype(type);
+    Spec s = spec(1, 1, 32, Causal::none);
+    s.seed = seed;
+    BackwardCase<T> c(s, forward);
+    backward_on_cpu(c.p, c.call().t);
+    double score = 0;
+    for (Int x = 0; x < 32; ++x)
+      score += c.p.softmax_scale() * std::fabs(double(c.Q.at(0, 0, 0, x) * c.K.at(0, 0, 0, x)));
+    const double most = (32 + 8) * double(std::numeric_limits<T>::epsilon()) * (1 + score);
+    for (Int x = 0; x < 32; ++x) {
+      const double dO = double(c.dO.at(0, 0, 0, x));
+      EXPECT_LE(std::fabs(double(c.dV.at(0, 0, 0, x)) - dO), most * std::fabs(dO)) << seed;
+    }
+  };
+  for (std::uint64_t seed = 1; seed <= 50; ++seed) {
+    check(float(), seed);
+    check(double(), seed);
   }
 }
 TEST(Stored, IsRefusedWhereThereIsNoCublas) {
