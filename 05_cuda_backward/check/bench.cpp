@@ -24,7 +24,7 @@ void fa::bench::register_benchmarks(Size size) {
         };
   };
   for (std::int64_t d :
-       size == Size::smoke ? std::vector<std::int64_t>{64} : std::vector<std::int64_t>{64, 128})
+       size == Size::full ? std::vector<std::int64_t>{64, 128} : std::vector<std::int64_t>{64})
     for (std::int64_t N : sizes(size, {512, 1024, 2048, 4096}, {8192, 16384}))
       for (Causal causal : {Causal::none, Causal::top_left}) {
         Problem p;

@@ -79,7 +79,7 @@ struct Prepared {
 };
 
 std::vector<std::string> registered;  // names, in the order of registration
-double seconds_a_sample = 0.05;
+double seconds_a_sample = 0.05, seconds_a_sample_on_cpu = 0.5;
 
 std::string this_machine, this_device, this_isa;
 int this_machines_cores = 0;
@@ -146,7 +146,7 @@ void forward(const std::string& prefix, const Problem& p,
         benchmark::Counter(forward_flops(p), benchmark::Counter::kIsIterationInvariantRate);
     state.counters["roof"] = roof;
     if (x.extra_bytes >= 0) state.counters["extra_bytes"] = x.extra_bytes;
-  })->UseRealTime();
+  })->UseRealTime()->MinTime(seconds_a_sample_on_cpu);
 }
 
 template void forward(const std::string&, const Problem&,
@@ -172,7 +172,7 @@ void bandwidth(int threads) {
       return state.SkipWithError("the triad is wrong");
     state.counters["bytes_per_second"] = benchmark::Counter(
         double(part * threads) * 3 * sizeof(float), benchmark::Counter::kIsIterationInvariantRate);
-  })->UseRealTime();
+  })->UseRealTime()->MinTime(seconds_a_sample_on_cpu);
 }
 
 void error(const std::string& prefix, double scores,
@@ -462,6 +462,7 @@ int run(int argc, char** argv) {
   static char interleave[] = "--benchmark_enable_random_interleaving=true";
   google.push_back(interleave);
   seconds_a_sample = size == Size::smoke ? 0.001 : 0.05;
+  seconds_a_sample_on_cpu = size == Size::smoke ? 0.001 : size == Size::quick ? 0.1 : 0.5;
   int google_argc = static_cast<int>(google.size());
   benchmark::Initialize(&google_argc, google.data());
 
