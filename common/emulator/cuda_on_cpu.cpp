@@ -309,11 +309,11 @@ void launch(const char* kernel, const void* function, dim3 grid, dim3 block,
   launch.warps.resize((threads + warp_size - 1) / warp_size);
   launch.scheduler_tsan = tsan_this_fiber();
   for (Fiber& f : launch.fibers) {
-    f.stack = std::make_unique_for_overwrite<char[]>(stack_bytes);
+    f.stack.reset(new char[stack_bytes]);
     f.tsan = tsan_new_fiber();
   }
   // Exactly as long as asked for, so that AddressSanitizer sees an access beyond it.
-  launch.shared = std::make_unique_for_overwrite<char[]>(shared_bytes);
+  launch.shared.reset(new char[shared_bytes]);
   running = &launch;
   gridDim = grid;
   blockDim = block;
