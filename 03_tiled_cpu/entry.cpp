@@ -42,7 +42,7 @@ void forward(const Problem& p, const Forward<T>& t, const Options& options) {
                "use smaller tiles or fewer threads");
   const T scale = T(p.softmax_scale());
   parallel_for(tasks, threads, [&] {
-    return [&, scratch = std::make_unique_for_overwrite<T[]>(elements)](std::int64_t task) {
+    return [&, scratch = std::unique_ptr<T[]>(new T[elements])](std::int64_t task) {
       const std::int64_t b = task / tiles / p.Hq, h = task / tiles % p.Hq;
       const std::int64_t i0 = (tiles - 1 - task % tiles) * Br;
       const auto Q = t.Q.rows(b, h, p.Nq, p.d);

@@ -33,7 +33,7 @@ void backward_on_cpu(const Problem& p, const Backward<T>& t, const CpuOptions& o
   const T scale = T(p.softmax_scale());
   // A task owns the dK and dV of one key head, and the dQ of all query heads that read it.
   parallel_for(p.B * p.Hkv, options.threads, [&] {
-    return [&, D = std::make_unique_for_overwrite<T[]>(std::size_t(p.Nq))](std::int64_t task) {
+    return [&, D = std::unique_ptr<T[]>(new T[std::size_t(p.Nq)])](std::int64_t task) {
       const std::int64_t b = task / p.Hkv, hk = task % p.Hkv, group = p.Hq / p.Hkv;
       const auto dK = t.dK.rows(b, hk, p.Nk, p.d), dV = t.dV.rows(b, hk, p.Nk, p.d);
       for (std::int64_t j = 0; j < p.Nk; ++j) {

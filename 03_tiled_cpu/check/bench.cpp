@@ -16,7 +16,7 @@ void steps(const fa::Problem& p, const fa::Forward<float>& t, bool head_by_head)
   namespace fast = fa::tiled_cpu::fast;
   const std::int64_t rows = std::int64_t(Groups) * fast::lanes;
   const std::int64_t blocks = (p.Nq + rows - 1) / rows;
-  const auto scratch = std::make_unique_for_overwrite<float[]>(fast::scratch_elements(p.d));
+  const std::unique_ptr<float[]> scratch(new float[fast::scratch_elements(p.d)]);
   for (std::int64_t task = 0; task < p.Hq * blocks; ++task) {
     const std::int64_t h = head_by_head ? task / blocks : task % p.Hq;
     const std::int64_t block = head_by_head ? task % blocks : task / p.Hq;

@@ -2,6 +2,9 @@
 
 #include <sys/resource.h>
 #include <unistd.h>
+#ifdef __APPLE__
+#include <sys/sysctl.h>
+#endif
 
 #include <algorithm>
 #include <array>
@@ -243,11 +246,20 @@ Int detail::cgroup_room(const std::string& root) {
 
 namespace {
 
+#ifdef __APPLE__
+// All that is built in: macOS compresses and swaps, so that what is free says little.
+Int system_room() {
+  Int bytes = 0;
+  std::size_t size = sizeof bytes;
+  return sysctlbyname("hw.memsize", &bytes, &size, nullptr, 0) == 0 ? bytes : unlimited;
+}
+#else
 // What the system and the cgroup have free.
 Int system_room() {
   const Int kib = read_number("/proc/meminfo", "MemAvailable:");
   return std::min(kib == unlimited ? unlimited : kib * 1024, detail::cgroup_room());
 }
+#endif
 
 bool malloc_has(double bytes) {
   if (bytes > 1e18) return false;

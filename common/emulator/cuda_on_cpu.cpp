@@ -49,12 +49,12 @@ void release(char*) {}
 
 // fa_switch_stack(&mine, other): saves what a function must preserve on this stack and its pointer
 // in `mine`; goes on where `other` was saved. Between two fibers nothing else has to be kept.
-extern "C" void fa_switch_stack(void** mine, void* other);
+// Called by its name as it is written, also where C's names get an underscore (macOS).
+extern "C" void fa_switch_stack(void** mine, void* other) asm("fa_switch_stack");
 #if defined(__x86_64__)
 asm(R"(
 .text
 .globl fa_switch_stack
-.type fa_switch_stack, @function
 fa_switch_stack:
   pushq %rbp
   pushq %rbx
@@ -71,13 +71,11 @@ fa_switch_stack:
   popq %rbx
   popq %rbp
   ret
-.size fa_switch_stack, . - fa_switch_stack
 )");
 #elif defined(__aarch64__)
 asm(R"(
 .text
 .globl fa_switch_stack
-.type fa_switch_stack, @function
 fa_switch_stack:
   sub sp, sp, #160
   stp x19, x20, [sp, #0]
@@ -105,17 +103,20 @@ fa_switch_stack:
   ldp d14, d15, [sp, #144]
   add sp, sp, #160
   ret
-.size fa_switch_stack, . - fa_switch_stack
 )");
 #else
 #error "the emulation of CUDA on the CPU knows x86-64 and arm64"
 #endif
 
-// Bounds of the section that `__shared__` names; null if no kernel has static shared memory.
-extern "C" {
-extern char __start_fa_shared[] __attribute__((weak));
-extern char __stop_fa_shared[] __attribute__((weak));
-}
+// Bounds of the section that `__shared__` names; null, or equal, if no kernel has static shared
+// memory.
+#ifdef __APPLE__
+extern char shared_begin[] asm("section$start$__DATA$fa_shared");
+extern char shared_end[] asm("section$end$__DATA$fa_shared");
+#else
+extern char shared_begin[] asm("__start_fa_shared") __attribute__((weak));
+extern char shared_end[] asm("__stop_fa_shared") __attribute__((weak));
+#endif
 
 namespace fa::emulator {
 namespace {
@@ -309,11 +310,11 @@ void launch(const char* kernel, const void* function, dim3 grid, dim3 block,
   launch.warps.resize((threads + warp_size - 1) / warp_size);
   launch.scheduler_tsan = tsan_this_fiber();
   for (Fiber& f : launch.fibers) {
-    f.stack = std::make_unique_for_overwrite<char[]>(stack_bytes);
+    f.stack.reset(new char[stack_bytes]);
     f.tsan = tsan_new_fiber();
   }
   // Exactly as long as asked for, so that AddressSanitizer sees an access beyond it.
-  launch.shared = std::make_unique_for_overwrite<char[]>(shared_bytes);
+  launch.shared.reset(new char[shared_bytes]);
   running = &launch;
   gridDim = grid;
   blockDim = block;
@@ -325,8 +326,8 @@ void launch(const char* kernel, const void* function, dim3 grid, dim3 block,
           f.warp_phase = f.block_phase = 0;
         }
         std::memset(launch.shared.get(), 0xff, shared_bytes);  // NaN
-        if (__start_fa_shared)
-          std::memset(__start_fa_shared, 0xff, std::size_t(__stop_fa_shared - __start_fa_shared));
+        if (char* const begin = shared_begin)
+          std::memset(begin, 0xff, std::size_t(shared_end - begin));
         release(&launch.begin);
         run_block();
         acquire(&launch.end);

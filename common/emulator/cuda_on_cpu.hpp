@@ -28,7 +28,11 @@
 #define __launch_bounds__(...)
 // Static shared memory. In its own section, so that it can be filled before each block; GCC ignores
 // the section inside templates, which therefore use fa::dynamic_shared().
+#ifdef __APPLE__
+#define __shared__ static __attribute__((section("__DATA,fa_shared"), used))
+#else
 #define __shared__ static __attribute__((section("fa_shared"), used))
+#endif
 
 struct uint3 {
   unsigned x = 0, y = 0, z = 0;

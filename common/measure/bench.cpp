@@ -86,8 +86,7 @@ int this_machines_cores = 0;
 
 }  // namespace
 
-benchmark::internal::Benchmark* add_row(const std::string& name,
-                                        const std::function<void(benchmark::State&)>& body) {
+Row add_row(const std::string& name, const std::function<void(benchmark::State&)>& body) {
   registered.push_back(name);
   return benchmark::RegisterBenchmark(name.c_str(),
                                       [body](benchmark::State& state) {

@@ -2,6 +2,9 @@
 
 #include <sched.h>
 #include <unistd.h>
+#ifdef __APPLE__
+#include <sys/sysctl.h>
+#endif
 
 #include <array>
 #include <cctype>
@@ -19,6 +22,11 @@
 namespace fa::bench {
 
 std::string cpu_model() {
+#ifdef __APPLE__
+  char name[128] = "";
+  std::size_t size = sizeof name;
+  if (sysctlbyname("machdep.cpu.brand_string", name, &size, nullptr, 0) == 0) return name;
+#endif
   std::ifstream file("/proc/cpuinfo");
   for (std::string line; std::getline(file, line);)
     if (line.rfind("model name", 0) == 0) return line.substr(line.find(':') + 2);

@@ -69,6 +69,9 @@ TEST(Bytes, EveryTensorOnce) {
   EXPECT_EQ(backward_bytes(p, 8), 8 * (4 * q + 4 * k) + 8 * rows);
 }
 
+// Clang leaves out an allocation that nobody looks at.
+void look_at(const void* p) { asm volatile("" : : "r"(p) : "memory"); }
+
 TEST(Memory, CountsThePeakOfAllThreads) {
   constexpr Int MiB = 1 << 20;
   const Int none = peak_heap_bytes([] {});
@@ -76,8 +79,8 @@ TEST(Memory, CountsThePeakOfAllThreads) {
   EXPECT_LT(none, 1024);
   // Twice one after the other is one at a time; a vector in another thread counts as well.
   const Int peak = peak_heap_bytes([] {
-    for (int n = 0; n < 2; ++n) std::vector<char> x(3 * MiB, 'x');
-    std::thread([] { std::vector<char> y(2 * MiB, 'y'); }).join();
+    for (int n = 0; n < 2; ++n) look_at(std::vector<char>(3 * MiB, 'x').data());
+    std::thread([] { look_at(std::vector<char>(2 * MiB, 'y').data()); }).join();
   });
   EXPECT_GE(peak, 3 * MiB);
   EXPECT_LT(peak, 3 * MiB + 64 * 1024);
@@ -101,6 +104,7 @@ TEST(Machine, NameIsAFileNameWithoutAHost) {
   EXPECT_NE(commit(), "");
 }
 
+#ifdef __linux__
 // As many as the affinity mask leaves, wherever the system has them.
 TEST(Machine, CountsTheCoresItMayUse) {
   cpu_set_t before, one;
@@ -126,6 +130,7 @@ TEST(Machine, CountsTheCoresItMayUse) {
   EXPECT_GT(busy, 0.5);
   EXPECT_LT(busy, 1.3);
 }
+#endif
 
 TEST(Machine, SaysThatItWasBusy) {
   EXPECT_EQ(busy_machine(0.4, 2, 1.04, "row"), "");
