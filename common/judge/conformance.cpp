@@ -7,12 +7,14 @@
 #include <iostream>
 #include <stdexcept>
 
+#include "common/judge/at_work.hpp"
 #include "common/judge/random.hpp"
 
 namespace fa::judge {
 namespace {
 
 constexpr int most_failures = 3;
+constexpr std::chrono::seconds seconds_for_contrast{4};
 
 class FamilyTest : public testing::Test {
  public:
@@ -29,6 +31,7 @@ class FamilyTest : public testing::Test {
   void TestBody() override {
     judge::Run run(stage_, family_);
     family_.body(run);
+    run.conclude();
     // A typing error in FA_CASE must not look like success.
     if (run.cases() == 0) GTEST_SKIP() << "FA_CASE matches no case of this test";
   }
@@ -52,25 +55,54 @@ bool register_conformance(const StageUnderTest& stage) {
   return true;
 }
 
-void Run::run(const std::string& case_name, const std::function<std::string()>& check) {
+// What fails is told three times; the others are run for the sake of the contrast, which must not
+// make anybody wait, and not where nothing works any more, as on a GPU after an illegal address.
+bool Run::has_seen_enough() const {
+  return (failures_ > 0 && Clock::now() - first_failure_ > seconds_for_contrast) ||
+         thrown_in_turn_ >= most_failures;
+}
+
+void Run::run_case(const std::string& name, const std::function<std::string()>& check,
+                   const Spec* spec, const std::string& type) {
   const char* only = std::getenv("FA_CASE");
-  if (only && case_name.find(only) == std::string::npos) return;
+  if (only && name.find(only) == std::string::npos) return;
   ++cases_;
-  if (failures_ >= most_failures) return;
+  if (has_seen_enough()) {
+    ++left_out_;
+    return;
+  }
+  const std::string test = stage_.name + "." + family_.name;
+  const std::string alone = "this case alone:  " + environment_ + "FA_CASE='" + name + "' " +
+                            testing::internal::GetArgvs()[0] + " --gtest_filter=" + test;
+  at_work_on(test + ": " + family_.about + "\ncase  " + name + "\n" + alone + "\n");
   std::string wrong;
+  bool thrown = false;
   try {
     wrong = check();
   } catch (const std::exception& e) {
     wrong = std::string("threw: ") + e.what();
+    thrown = true;
   }
+  at_work_on("test  " + test + ", after case  " + name + "\n");
+  thrown_in_turn_ = thrown ? thrown_in_turn_ + 1 : 0;
+  if (spec) outcomes_.push_back({*spec, type, !wrong.empty()});
   if (wrong.empty()) return;
-  if (failures_++ == 0) std::cout << "  " << family_.name << ": " << family_.about << "\n";
-  ADD_FAILURE() << "case  " << case_name << "\n"
-                << wrong << "\nthis case alone:  " << environment_ << "FA_CASE='" << case_name
-                << "' " << testing::internal::GetArgvs()[0] << " --gtest_filter=" << stage_.name
-                << "." << family_.name
-                << (failures_ == most_failures ? "\n(further cases of this test are left out)"
-                                               : "");
+  if (failures_++ == 0) {
+    first_failure_ = Clock::now();
+    std::cout << "  " << family_.name << ": " << family_.about << "\n";
+  }
+  if (failures_ <= most_failures)
+    ADD_FAILURE() << "case  " << name << "\n" << wrong << "\n" << alone;
+}
+
+void Run::conclude() const {
+  if (failures_ == 0 || cases_ == 1) return;
+  std::cout << "  " << failures_ << " of " << cases_ - left_out_ << " cases fail";
+  if (failures_ > most_failures) std::cout << ", the first " << most_failures << " are shown";
+  if (left_out_ > 0) std::cout << "; " << left_out_ << " more are left out";
+  std::cout << "\n";
+  const std::string line = contrast(outcomes_);
+  if (!line.empty()) std::cout << "  " << line << "\n";
 }
 
 std::int64_t Run::d(std::int64_t wanted) const {
@@ -83,7 +115,7 @@ std::int64_t Run::d(std::int64_t wanted) const {
 void Run::forward(const Spec& spec) {
   each_type([&](auto type) {
     using T = decltype(type);
-    run(spec.name() + " " + type_name<T>(), [&]() -> std::string {
+    run<T>(spec, "", [&]() -> std::string {
       ForwardCase<T> c(spec, promises().lse);
       if (promises().takes && !promises().takes(c.p))
         return expect_refusal([&] { functions<T>().forward(c.call()); }, {});
@@ -96,7 +128,7 @@ void Run::forward(const Spec& spec) {
 void Run::backward(const Spec& spec) {
   each_type([&](auto type) {
     using T = decltype(type);
-    run(spec.name() + " " + type_name<T>(), [&]() -> std::string {
+    run<T>(spec, "", [&]() -> std::string {
       BackwardCase<T> c(spec);
       if (promises().takes && !promises().takes(c.p))
         return expect_refusal([&] { functions<T>().backward(c.call()); }, {});

@@ -2,11 +2,13 @@
 #pragma once
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <functional>
 #include <string>
 #include <vector>
 
 #include "common/judge/cases.hpp"
+#include "common/judge/contrast.hpp"
 #include "common/judge/stage.hpp"
 
 namespace fa::judge {
@@ -20,7 +22,8 @@ struct Family {
 std::vector<Family> forward_families();
 std::vector<Family> backward_families();
 
-// One run of one family: filters by FA_CASE, stops after a few failures, says how to rerun one.
+// One run of one family: filters by FA_CASE, tells a few failures and how to rerun one, counts the
+// others, and says what tells those that fail from those that pass.
 class Run {
  public:
   Run(const StageUnderTest& stage, const Family& family) : stage_(stage), family_(family) {}
@@ -31,8 +34,15 @@ class Run {
   bool small() const { return stage_.effort == StageUnderTest::Effort::small; }
 
   // Runs check(...) unless FA_CASE asks for others; a non-empty result or an exception is a
-  // failure.
-  void run(const std::string& case_name, const std::function<std::string()>& check);
+  // failure. With a Spec, the case counts for the contrast.
+  void run(const std::string& case_name, const std::function<std::string()>& check) {
+    run_case(case_name, check, nullptr, "");
+  }
+  template <class T>
+  void run(const Spec& spec, const std::string& what, const std::function<std::string()>& check);
+
+  // After the last case: what tells those that fail from those that pass.
+  void conclude() const;
 
   // The nearest head dimension to `wanted` that the stage takes: the first from there on, or its
   // last.
@@ -67,16 +77,31 @@ class Run {
   }
 
  private:
+  using Clock = std::chrono::steady_clock;
+
+  void run_case(const std::string& name, const std::function<std::string()>& check,
+                const Spec* spec, const std::string& type);
+  bool has_seen_enough() const;
+
   const StageUnderTest& stage_;
   const Family& family_;
   std::string environment_;
-  int cases_ = 0, failures_ = 0;
+  int cases_ = 0, failures_ = 0, left_out_ = 0, thrown_in_turn_ = 0;
+  Clock::time_point first_failure_;
+  std::vector<Outcome> outcomes_;
 };
 
 template <class T>
 const char* type_name() {
   if (is_half<T>) return std::is_same_v<T, Eigen::half> ? "f16" : "bf16";
   return sizeof(T) == 8 ? "f64" : "f32";
+}
+
+template <class T>
+void Run::run(const Spec& spec, const std::string& what,
+              const std::function<std::string()>& check) {
+  run_case(spec.name() + (what.empty() ? "" : " " + what) + " " + type_name<T>(), check, &spec,
+           type_name<T>());
 }
 
 // Runs the stage's forward on a case. Throws what the stage throws.

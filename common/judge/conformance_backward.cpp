@@ -87,7 +87,7 @@ void backward_lengths(Run& run) {
     const Spec spec{shape(40, 70, run.d(8), 3, 2, 1, c), {}, {}, {0, 30, 70}};
     run.each_type([&](auto type) {
       using T = decltype(type);
-      run.run(spec.name() + " padding NaN " + type_name<T>(), [&]() -> std::string {
+      run.run<T>(spec, "padding NaN", [&]() -> std::string {
         BackwardCase<T> clean(spec), dirty(spec);
         const auto spoil = [&](auto& x) {
           const Array old = to_array(x);
@@ -401,7 +401,7 @@ void backward_races(Run& run) {
     if (run.promises().takes && !run.promises().takes(spec.p)) continue;
     run.each_type([&](auto type) {
       using T = decltype(type);
-      run.run(spec.name() + " 300 times " + type_name<T>(), [&]() -> std::string {
+      run.run<T>(spec, "300 times", [&]() -> std::string {
         BackwardCase<T> x(spec);
         BackwardCall<T> call = x.call();
         call.runs = 300;
@@ -463,7 +463,7 @@ void backward_long_sequences(Run& run) {
     run.each_type([&](auto type) {
       using T = decltype(type);
       if (!run.functions<T>().forward || !run.functions<T>().backward) return;
-      run.run(spec.name() + " " + type_name<T>(), [&]() -> std::string {
+      run.run<T>(spec, "", [&]() -> std::string {
         BackwardCase<T> x(spec,
                           [&](const ForwardCall<T>& call) { run.functions<T>().forward(call); });
         const ForwardOracle o =
@@ -538,7 +538,7 @@ void backward_memory(Run& run) {
   run.each_type([&](auto type) {
     using T = decltype(type);
     const Spec spec{shape(700, 700, run.d(32))};
-    run.run(spec.name() + " " + type_name<T>(), [&]() -> std::string {
+    run.run<T>(spec, "", [&]() -> std::string {
       BackwardCase<T> c(spec);
       const BackwardCall<T> call = c.call();
       const auto& function = run.functions<T>().backward;

@@ -175,7 +175,7 @@ void lengths(Run& run) {
       // Whatever padded keys hold, it must not leak: 0 * NaN is NaN.
       run.each_type([&](auto type) {
         using T = decltype(type);
-        run.run(spec.name() + " padding NaN " + type_name<T>(), [&]() -> std::string {
+        run.run<T>(spec, "padding NaN", [&]() -> std::string {
           ForwardCase<T> clean(spec, run.promises().lse), dirty(spec, run.promises().lse);
           const auto spoil = [&](auto& x) {
             const Array old = to_array(x);
@@ -238,7 +238,7 @@ void masked_rows(Run& run) {
     run.each_type([&](auto type) {
       using T = decltype(type);
       if (!spec.lengths.empty() && !run.promises().key_lengths) return;
-      run.run(spec.name() + " " + type_name<T>(), [&]() -> std::string {
+      run.run<T>(spec, "", [&]() -> std::string {
         ForwardCase<T> c(spec, run.promises().lse);
         forward(run, c);
         return c.verdict() + rows_are_empty(c, run.promises().lse);
@@ -485,7 +485,7 @@ void long_sequences(Run& run) {
     if (run.promises().takes && !run.promises().takes(spec.p)) continue;
     run.each_type([&](auto type) {
       using T = decltype(type);
-      run.run(spec.name() + " " + type_name<T>(), [&]() -> std::string {
+      run.run<T>(spec, "", [&]() -> std::string {
         ForwardCase<T> x(spec, run.promises().lse);
         forward(run, x);
         return x.verdict(sample(spec.p.Nq));
@@ -543,7 +543,7 @@ void races(Run& run) {
     if (run.promises().takes && !run.promises().takes(spec.p)) continue;
     run.each_type([&](auto type) {
       using T = decltype(type);
-      run.run(spec.name() + " 300 times " + type_name<T>(), [&]() -> std::string {
+      run.run<T>(spec, "300 times", [&]() -> std::string {
         ForwardCase<T> x(spec, run.promises().lse);
         ForwardCall<T> call = x.call();
         call.runs = 300;
@@ -606,7 +606,7 @@ void memory(Run& run) {
     using T = decltype(type);
     for (Int N : run.small() ? std::vector<Int>{64} : std::vector<Int>{64, 300, 1000}) {
       const Spec spec{shape(N, N, run.d(64), 1, 2, 2)};
-      run.run(spec.name() + " " + type_name<T>(), [&]() -> std::string {
+      run.run<T>(spec, "", [&]() -> std::string {
         ForwardCase<T> c(spec, run.promises().lse);
         const ForwardCall<T> call = c.call();
         const auto& function = run.functions<T>().forward;
