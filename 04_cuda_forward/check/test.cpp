@@ -33,6 +33,7 @@ StageUnderTest stage(Kernel kernel, Int nan_tile) {
   s.promises.nan_tile = nan_tile;
 #ifndef FA_EMULATED
   s.promises.host_memory = false;
+  s.promises.device_bytes = free_device_bytes;
 #endif
   // A GPU with little shared memory refuses some head dimensions, in words.
   s.promises.takes = [kernel](const Problem& p) {

@@ -36,7 +36,12 @@ StageUnderTest on_gpu(const std::string& name, const Options& options) {
   s.promises.key_lengths = true;
   s.promises.rejects_lengths = false;
   s.promises.large_scores = true;
+  s.promises.nan_tile = s.promises.nan_keys = 64;  // the largest tiles
+  s.promises.hidden_V_is_harmless = true;
+#ifndef FA_EMULATED
   s.promises.host_memory = false;
+  s.promises.device_bytes = free_device_bytes;
+#endif
   // A GPU with little shared memory refuses some head dimensions, in words.
   s.promises.takes = [options](const Problem& p) {
     return unsupported(p, Backward<float>{}, options).empty();

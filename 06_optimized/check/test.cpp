@@ -72,7 +72,7 @@ StageUnderTest stage(const optimized::Rung& r) {
   s.promises.causal = true;
   s.promises.large_scores = true;
   s.promises.positive_scale_only = true;
-  s.promises.nan_tile = 192;  // the tallest tile of queries; tiles of keys are smaller
+  s.promises.nan_tile = s.promises.nan_keys = 192;  // the tallest tile; tiles of keys are smaller
   s.promises.rejects_lengths = false;
   s.promises.host_memory = false;
   s.effort = StageUnderTest::Effort::normal;
@@ -201,7 +201,8 @@ TEST_F(Gpu, WritesNothingBehindTheLastColumn) {
   for (Int d : {1, 7, 59, 100, 129, 250})
     for (Kernel kernel : {Kernel::fa2, Kernel::best}) {
       Spec s = spec(70, 90, d, Causal::top_left);
-      s.layout.gap = 16 - d % 8;
+      s.layout.in_16_bytes = true;
+      s.layout.gap = 1;
       ForwardCase<bf16> c(s, true);
       run(c, kernel);
       EXPECT_EQ(c.verdict(), "") << "d = " << d;  // with the canaries in the gaps

@@ -4,6 +4,7 @@
 
 #include <chrono>
 #include <functional>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -169,5 +170,54 @@ class Reserved {
   void* data_ = nullptr;
   std::size_t bytes_ = 0;
 };
+
+// Memory that ends where a page without memory begins.
+class Edge {
+ public:
+  explicit Edge(std::size_t bytes);
+  ~Edge();
+  Edge(const Edge&) = delete;
+  Edge& operator=(const Edge&) = delete;
+  void* data() const { return data_; }
+
+ private:
+  void *data_ = nullptr, *pages_ = nullptr;
+  std::size_t mapped_ = 0;
+};
+
+// Does row i share a tile, of the size that the stage promises, with a row that sees key j?
+bool shares_a_tile(const Promises& promises, const Problem& p, std::int64_t i, std::int64_t j);
+
+// Layouts in which the rows of a tensor are no longer at multiples of 16 bytes, one reason each.
+struct OutOfLine {
+  const char* what;
+  Layout layout;
+};
+const std::vector<OutOfLine>& out_of_line();
+
+// A copy of a buffer's tensor whose last element is the last that may be read or written: what
+// follows is a page of addresses without memory.
+template <class T>
+class AtTheEdge {
+ public:
+  explicit AtTheEdge(Buffer<T>& x) : view_(x.view()) {
+    // Rows in order, without gaps after the last: from the first element to the last.
+    const auto elements =
+        std::size_t(x.B() == 0 || x.H() == 0 || x.N() == 0
+                        ? 0
+                        : &x.at(x.B() - 1, x.H() - 1, x.N() - 1, x.d() - 1) - &x.at(0, 0, 0) + 1);
+    edge_ = std::make_unique<Edge>(elements * sizeof(T));
+    view_.data = static_cast<T*>(edge_->data());
+    std::memcpy(edge_->data(), x.view().data, elements * sizeof(T));
+  }
+  View<T> view() const { return view_; }
+
+ private:
+  std::unique_ptr<Edge> edge_;
+  View<T> view_;
+};
+
+// Empty if f() comes to its end in a child process; else what ended it.
+std::string survives(const std::function<void()>& f);
 
 }  // namespace fa::judge
