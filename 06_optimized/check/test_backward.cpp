@@ -330,7 +330,7 @@ TEST_F(GpuBackward, AgreesWithTheStageBefore) {
       cuda_backward::backward(p, t, options);
       FA_CUDA_CHECK(cudaDeviceSynchronize());
     })(f.call());
-    const auto check = [](const char* name, Buffer<bf16>& got, Buffer<float>& want) {
+    const auto check = [&](const char* name, Buffer<bf16>& got, Buffer<float>& want) {
       double largest = 0;
       want.for_each([&](auto b, auto h, auto i, auto x) {
         largest = std::max(largest, std::fabs(double(want.at(b, h, i, x))));
@@ -340,7 +340,7 @@ TEST_F(GpuBackward, AgreesWithTheStageBefore) {
         same.add(b, h, i, x, double(got.at(b, h, i, x)), double(want.at(b, h, i, x)),
                  2e-2 * largest);
       });
-      EXPECT_EQ(same.report(), "");
+      EXPECT_EQ(same.report(), "") << c.spec.name();
     };
     check("dQ", c.dQ, f.dQ);
     check("dK", c.dK, f.dK);
@@ -430,6 +430,22 @@ TEST_F(GpuBackward, WritesNothingBehindTheLastColumn) {
       run(c, r.kernel);
       EXPECT_EQ(c.verdict(), "") << r.name << ", d = " << d;  // with the canaries in the gaps
     }
+  }
+}
+
+TEST_F(GpuBackward, WorkIsPutOnTheStreamAndNobodyWaits) {
+  for (const BackwardRung& r : rungs()) {
+    if (!r.whole_contract || !unavailable(r.kernel).empty()) continue;
+    BackwardCase<bf16> c(spec(500, 500, 64, Causal::top_left));
+    BackwardOptions options{r.kernel};
+    const Scratch scratch(c.p, options);
+    options.scratch = scratch.data();
+    const auto on_stream = [&](const Problem& p, const Backward<bf16>& t, cudaStream_t stream) {
+      options.stream = stream;
+      optimized::backward(p, as_device<__nv_bfloat16>(t), options);
+    };
+    EXPECT_EQ(on_its_stream(c.call(), on_stream), "") << r.name;
+    EXPECT_EQ(c.verdict(), "") << r.name;
   }
 }
 

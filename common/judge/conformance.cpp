@@ -67,7 +67,7 @@ bool Run::has_seen_enough() const {
 }
 
 void Run::run_case(const std::string& name, const std::function<std::string()>& check,
-                   const Spec* spec, const std::string& type) {
+                   const Spec* spec, const std::string& what, const std::string& type) {
   const char* only = std::getenv("FA_CASE");
   if (only && name.find(only) == std::string::npos) return;
   ++cases_;
@@ -89,7 +89,7 @@ void Run::run_case(const std::string& name, const std::function<std::string()>& 
   }
   at_work_on("test  " + test + ", after case  " + name + "\n");
   thrown_in_turn_ = thrown ? thrown_in_turn_ + 1 : 0;
-  if (spec) outcomes_.push_back({*spec, type, !wrong.empty()});
+  if (spec) outcomes_.push_back({*spec, type, !wrong.empty(), what});
   if (wrong.empty()) return;
   if (failures_++ == 0) {
     first_failure_ = Clock::now();

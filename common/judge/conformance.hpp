@@ -37,7 +37,7 @@ class Run {
   // Runs check(...) unless FA_CASE asks for others; a non-empty result or an exception is a
   // failure. With a Spec, the case counts for the contrast.
   void run(const std::string& case_name, const std::function<std::string()>& check) {
-    run_case(case_name, check, nullptr, "");
+    run_case(case_name, check, nullptr, "", "");
   }
   template <class T>
   void run(const Spec& spec, const std::string& what, const std::function<std::string()>& check);
@@ -81,7 +81,7 @@ class Run {
   using Clock = std::chrono::steady_clock;
 
   void run_case(const std::string& name, const std::function<std::string()>& check,
-                const Spec* spec, const std::string& type);
+                const Spec* spec, const std::string& what, const std::string& type);
   bool has_seen_enough() const;
 
   const StageUnderTest& stage_;
@@ -102,7 +102,7 @@ template <class T>
 void Run::run(const Spec& spec, const std::string& what,
               const std::function<std::string()>& check) {
   run_case(spec.name() + (what.empty() ? "" : " " + what) + " " + type_name<T>(), check, &spec,
-           type_name<T>());
+           what, type_name<T>());
 }
 
 // Runs the stage's forward on a case. Throws what the stage throws.

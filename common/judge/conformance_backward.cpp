@@ -52,11 +52,8 @@ void backward_sizes(Run& run) {
 }
 
 void backward_heads(Run& run) {
-  const Int d = run.d(8);
-  for (const Problem& p :
-       {shape(13, 21, d, 1, 2, 2), shape(13, 21, d, 2, 3, 3), shape(13, 21, d, 1, 2, 1),
-        shape(13, 21, d, 3, 6, 2), shape(6, 9, run.d(4), 2, 5, 1)})
-    run.backward({p});
+  for (auto [B, Hq, Hkv] : {std::tuple{1, 2, 2}, {2, 3, 3}, {1, 2, 1}, {3, 6, 2}, {2, 5, 1}})
+    run.backward({shape(13, 21, run.d(8), B, Hq, Hkv)});
   for (auto [Nq, Nk, d] : sizes)
     run.backward({shape(Nq, Nk, run.d(d), 2, 4, 2), {Data::Kind::normal, 0.01}});
   if (!run.large()) return;

@@ -341,15 +341,15 @@ void non_finite(Run& run) {
         Spec s = spec;
         s.p.Nq = Nq;
         s.p.Nk = Nk;
-        const std::string size = " " + std::to_string(Nq) + " x " + std::to_string(Nk) + t;
+        const std::string size = std::to_string(Nq) + " x " + std::to_string(Nk) + t;
         const auto seen = [&](Int i) { return bad < visible_keys(s.p, 0, i); };
         const auto near = [&](Int i) { return shares_a_tile(run.promises(), s.p, i, bad); };
         if (bad < Nq)
-          run.run("NaN in Q" + size,
+          run.run("NaN in Q, " + size,
                   [&] { return outcome(s, bad, 'Q', [&](Int i, Int) { return i == bad; }); });
-        run.run("NaN in K" + size,
+        run.run("NaN in K, " + size,
                 [&] { return outcome(s, bad, 'K', [&](Int i, Int) { return seen(i); }); });
-        run.run("NaN in V" + size, [&] {
+        run.run("NaN in V, " + size, [&] {
           return outcome(s, bad, 'V', [&](Int i, Int e) {
             return e != 2 ? 0 : seen(i) ? 1 : near(i) ? -1 : 0;
           });

@@ -19,7 +19,13 @@ std::vector<Property> properties(const std::vector<Outcome>& outcomes) {
   const auto add = [&](const std::string& with, const std::string& without, auto holds) {
     list.push_back({with, without, holds});
   };
-  std::set<std::string> types;
+  std::set<std::string> whats, types;
+  for (const Outcome& o : outcomes)
+    if (o.failed) whats.insert(o.what);
+  for (const std::string& what : whats)
+    if (!what.empty())
+      add("'" + what + "'", "no '" + what + "'",
+          [what](const Outcome& o) { return o.what == what; });
   for (const Outcome& o : outcomes) types.insert(o.type);
   for (const std::string& type : types)
     add("type " + type, "other types than " + type,

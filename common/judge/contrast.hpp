@@ -11,6 +11,7 @@ struct Outcome {
   Spec spec;
   std::string type;  // "f32"
   bool failed = false;
+  std::string what = {};  // what was done beside a comparison with the oracle, "padding NaN"
 };
 
 // One line: "passes: all 31 cases with Nk <= 64; fails: all 12 with Nk > 64". If no single
