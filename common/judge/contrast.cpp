@@ -19,13 +19,7 @@ std::vector<Property> properties(const std::vector<Outcome>& outcomes) {
   const auto add = [&](const std::string& with, const std::string& without, auto holds) {
     list.push_back({with, without, holds});
   };
-  std::set<std::string> whats, types;
-  for (const Outcome& o : outcomes)
-    if (o.failed) whats.insert(o.what);
-  for (const std::string& what : whats)
-    if (!what.empty())
-      add("'" + what + "'", "no '" + what + "'",
-          [what](const Outcome& o) { return o.what == what; });
+  std::set<std::string> types;
   for (const Outcome& o : outcomes) types.insert(o.type);
   for (const std::string& type : types)
     add("type " + type, "other types than " + type,
@@ -81,6 +75,18 @@ std::vector<Property> properties(const std::vector<Outcome>& outcomes) {
   return list;
 }
 
+// What is done in some cases and not in others.
+std::vector<Property> deeds(const std::vector<Outcome>& outcomes) {
+  std::set<std::string> whats;
+  for (const Outcome& o : outcomes)
+    if (o.failed) whats.insert(o.what);
+  std::vector<Property> list;
+  for (const std::string& what : whats)
+    list.push_back({"'" + what + "'", "no '" + what + "'",
+                    [what](const Outcome& o) { return o.what == what; }});
+  return list;
+}
+
 std::string all(std::size_t n, bool noun) {
   const std::string cases = !noun ? "" : n == 1 ? " case" : " cases";
   return (n == 1 ? "the one" : "all " + std::to_string(n)) + cases;
@@ -88,7 +94,14 @@ std::string all(std::size_t n, bool noun) {
 
 }  // namespace
 
-std::string contrast(const std::vector<Outcome>& outcomes) {
+std::string contrast(const std::vector<Outcome>& all_outcomes) {
+  // Comparisons with the oracle are set against their like, if such fail.
+  std::vector<Outcome> outcomes;
+  for (const Outcome& o : all_outcomes)
+    if (o.what.empty()) outcomes.push_back(o);
+  const bool plain =
+      std::any_of(outcomes.begin(), outcomes.end(), [](auto& o) { return o.failed; });
+  if (!plain) outcomes = all_outcomes;
   const auto count = [&](auto which) {
     return std::size_t(std::count_if(outcomes.begin(), outcomes.end(), which));
   };
@@ -99,7 +112,7 @@ std::string contrast(const std::vector<Outcome>& outcomes) {
   // Of a property that all failures share: how many cases without it there are. They all pass.
   std::size_t most = 0;
   std::string with, without;
-  for (const Property& property : properties(outcomes))
+  for (const Property& property : plain ? properties(outcomes) : deeds(outcomes))
     for (bool holds : {true, false}) {
       const auto has = [&](const Outcome& o) { return property.holds(o) == holds; };
       if (count([&](const Outcome& o) { return o.failed && !has(o); }) > 0) continue;

@@ -133,6 +133,19 @@ TEST(Contrast, NamesTheParameterThatSeparates) {
             "of query heads");
 }
 
+TEST(Contrast, ComparesLikeWithLike) {
+  std::vector<Outcome> all;
+  for (Int Nk : {3, 5, 64}) {
+    all.push_back(outcome(shape(5, Nk, 8), false));
+    all.push_back(outcome(shape(5, Nk, 8), true));
+    all.back().what = "padding NaN";
+  }
+  EXPECT_EQ(contrast(all),
+            "passes: all 3 cases with no 'padding NaN'; fails: all 3 with 'padding NaN'");
+  all[4].failed = true;
+  EXPECT_EQ(contrast(all), "passes: all 2 cases with Nk <= 5; fails: the one with Nk > 5");
+}
+
 TEST(Contrast, SaysWhereSomethingPassesTooAndNothingWhereNothingTells) {
   std::vector<Outcome> all;
   for (Causal c : {Causal::none, Causal::top_left, Causal::bottom_right})
