@@ -87,8 +87,8 @@ TEST(SoftmaxGradient, JacobianAndRowSumAgree) {
     BackwardCase<double> jacobian(spec), row_sum(spec);
     naive::backward(jacobian.p, jacobian.call().t, {naive::SoftmaxGradient::jacobian});
     naive::backward(row_sum.p, row_sum.call().t, {naive::SoftmaxGradient::row_sum});
-    EXPECT_EQ(jacobian.verdict(), "");
-    EXPECT_EQ(row_sum.verdict(), "");
+    EXPECT_EQ(jacobian.verdict(), "") << "jacobian, " << spec.name();
+    EXPECT_EQ(row_sum.verdict(), "") << "row_sum, " << spec.name();
   }
 }
 

@@ -86,7 +86,7 @@ TEST(PreviousStage, AgreesWhereStage00IsRight) {
     x.O.for_each([&](auto b, auto h, auto i, auto e) {
       c.add(b, h, i, e, y.O.at(b, h, i, e), x.O.at(b, h, i, e), 1e-12);
     });
-    EXPECT_EQ(c.report(), "");
+    EXPECT_EQ(c.report(), "") << x.spec.name();
   }
 }
 

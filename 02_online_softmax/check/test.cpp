@@ -79,6 +79,7 @@ std::vector<std::vector<double>> sequences() {
 // l = sum over j < i of exp(x_j - m).
 TEST(Running, EveryPrefixIsRight) {
   for (const auto& x : sequences()) {
+    SCOPED_TRACE("case  " + testing::PrintToString(x));
     Running<double> r;
     for (std::size_t i = 0; i < x.size(); ++i) {
       double p = -1;
@@ -109,6 +110,7 @@ TEST(Running, TheChaptersExample) {
 
 TEST(Softmax, AgreesWithTheDefinition) {
   for (const auto& x : sequences()) {
+    SCOPED_TRACE("case  " + testing::PrintToString(x));
     std::vector<double> p = x;
     online_softmax::softmax(p.data(), Int(p.size()), p.data());
     double m = -infinity, l = 0;
@@ -155,12 +157,14 @@ Part merged(const Part& a, const Part& b, Int d) {
   return whole;
 }
 void expect_near(const Part& a, const Part& b) {
-  for (std::size_t n = 0; n < a.O.size(); ++n) EXPECT_NEAR(a.O[n], b.O[n], 1e-13);
+  for (std::size_t n = 0; n < a.O.size(); ++n)
+    EXPECT_NEAR(a.O[n], b.O[n], 1e-13) << "O, element " << n;
   for (std::size_t n = 0; n < a.LSE.size(); ++n) {
     if (b.LSE[n] == -infinity)
-      EXPECT_EQ(a.LSE[n], -infinity);
+      EXPECT_EQ(a.LSE[n], -infinity) << "LSE of row " << n;
     else
-      EXPECT_NEAR(a.LSE[n], b.LSE[n], 1e-13 * std::max(1.0, std::fabs(b.LSE[n])));
+      EXPECT_NEAR(a.LSE[n], b.LSE[n], 1e-13 * std::max(1.0, std::fabs(b.LSE[n])))
+          << "LSE of row " << n;
   }
 }
 
@@ -172,8 +176,10 @@ TEST(Merge, AnySplitGivesTheWhole) {
     spec.p.d = 6;
     ForwardCase<double> c(spec, true);
     const Part whole = attend(c, 0, 23);
-    for (Int split = 0; split <= 23; ++split)  // 0 and 23: one part is empty
+    for (Int split = 0; split <= 23; ++split) {  // 0 and 23: one part is empty
+      SCOPED_TRACE("case  " + spec.name() + ", split after key " + std::to_string(split));
       expect_near(merged(attend(c, 0, split), attend(c, split, 23), 6), whole);
+    }
   }
 }
 
@@ -184,10 +190,13 @@ TEST(Merge, OrderAndGroupingDoNotMatter) {
   spec.p.d = 3;
   ForwardCase<double> c(spec, true);
   for (auto [s, t] : {std::pair<Int, Int>{7, 19}, {0, 30}, {10, 10}, {1, 2}}) {
+    SCOPED_TRACE("case  " + spec.name() + ", split after keys " + std::to_string(s) + " and " +
+                 std::to_string(t));
     const Part x = attend(c, 0, s), y = attend(c, s, t), z = attend(c, t, 30);
     expect_near(merged(merged(x, y, 3), z, 3), merged(x, merged(y, z, 3), 3));
     expect_near(merged(x, y, 3), merged(y, x, 3));
   }
+  SCOPED_TRACE("case  two parts without keys");
   const Part nothing = attend(c, 4, 4);
   expect_near(merged(nothing, nothing, 3), nothing);
 }
@@ -229,7 +238,7 @@ TEST(PreviousStage, AgreesWithStage01) {
     x.O.for_each([&](auto b, auto h, auto i, auto e) {
       c.add(b, h, i, e, y.O.at(b, h, i, e), x.O.at(b, h, i, e), 1e-12);
     });
-    EXPECT_EQ(c.report(), "");
+    EXPECT_EQ(c.report(), "") << spec.name();
   }
 }
 

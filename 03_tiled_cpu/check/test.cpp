@@ -18,6 +18,7 @@
 #include "common/judge/memory.hpp"
 #include "common/judge/sanitizer.hpp"
 #include "common/judge/stage.hpp"
+#include "common/judge/threads.hpp"
 #include "common/judge/tiny.hpp"
 
 namespace {
@@ -110,7 +111,7 @@ TEST(Heads, EveryBatchEntryHasItsOwn) {
     spec.lengths = {70, 1, 69, 64, 35, 50};
     ForwardCase<float> c(spec, true);
     tiled_cpu::forward(c.p, c.call().t, {kernel});
-    EXPECT_EQ(c.verdict(), "");
+    EXPECT_EQ(c.verdict(), "") << spec.name() << " fast: " << (kernel == Kernel::fast);
   }
 }
 
@@ -192,7 +193,7 @@ TEST(Threads, AnyNumberOfThemGivesTheSameBits) {
       options.threads = 1;
       ForwardCase<float> one(spec, true), many(spec, true);
       tiled_cpu::forward(one.p, one.call().t, options);
-      EXPECT_EQ(one.verdict(), "");
+      EXPECT_EQ(one.verdict(), "") << spec.name();
       for (int threads : {2, 3, 8, 0}) {
         options.threads = threads;
         tiled_cpu::forward(many.p, many.call().t, options);
@@ -203,9 +204,24 @@ TEST(Threads, AnyNumberOfThemGivesTheSameBits) {
         one.LSE.for_each([&](auto b, auto h, auto i, auto) {
           different += !(one.LSE.at(b, h, i) == many.LSE.at(b, h, i));
         });
-        EXPECT_EQ(different, 0) << threads << " threads";
+        EXPECT_EQ(different, 0) << spec.name() << ", " << threads << " threads";
       }
     }
+}
+
+TEST(Threads, AsManyAreStartedAsAreTold) {
+  for (Kernel kernel : {Kernel::tiled, Kernel::fast}) {
+    Spec spec;
+    spec.p.Nq = spec.p.Nk = kernel == Kernel::fast ? 2000 : 700;
+    spec.p.d = 64;
+    ForwardCase<float> c(spec, false);
+    const auto share = [&](int threads) {
+      const auto call = c.call();
+      return share_of_other_threads([&] { tiled_cpu::forward(call.p, call.t, {kernel, threads}); });
+    };
+    EXPECT_LE(share(1), 0.05) << "fast: " << (kernel == Kernel::fast);
+    EXPECT_GE(share(3), 0.05) << "fast: " << (kernel == Kernel::fast);
+  }
 }
 
 TEST(ParallelFor, RunsEveryTaskOnceAndPassesExceptionsOn) {
@@ -388,7 +404,7 @@ TEST(PreviousStage, AgreesWithStage02) {
     x.O.for_each([&](auto b, auto h, auto i, auto e) {
       c.add(b, h, i, e, y.O.at(b, h, i, e), x.O.at(b, h, i, e), 1e-12);
     });
-    EXPECT_EQ(c.report(), "");
+    EXPECT_EQ(c.report(), "") << spec.name();
   }
 }
 

@@ -1,7 +1,6 @@
 // Tests of stage 04. The same file is built twice: for the GPU, and with FA_EMULATED for the CPU.
 #include <gtest/gtest.h>
 
-#include <atomic>
 #include <functional>
 #include <string>
 #include <tuple>
@@ -33,6 +32,7 @@ StageUnderTest stage(Kernel kernel, Int nan_tile) {
   s.promises.nan_tile = nan_tile;
 #ifndef FA_EMULATED
   s.promises.host_memory = false;
+  s.promises.device_bytes = free_device_bytes;
 #endif
   // A GPU with little shared memory refuses some head dimensions, in words.
   s.promises.takes = [kernel](const Problem& p) {
@@ -100,6 +100,17 @@ TEST_F(Gpu, MoreHeadsThanAGridHasAlongY) {
       run(c, kernel);
       EXPECT_EQ(c.verdict(), "") << name(kernel) << " B " << s.p.B;
     }
+}
+
+TEST_F(Gpu, WorkIsPutOnTheStreamAndNobodyWaits) {
+  for (Kernel kernel : {Kernel::tiled, Kernel::register_tiled}) {
+    ForwardCase<float> c(spec(64, 64, 64), true);
+    const auto on_stream = [&](const Problem& p, const Forward<float>& t, cudaStream_t stream) {
+      cuda_forward::forward(p, t, {kernel, stream});
+    };
+    EXPECT_EQ(on_its_stream(c.call(), on_stream), "") << name(kernel);
+    EXPECT_EQ(c.verdict(), "") << name(kernel);
+  }
 }
 
 TEST_F(Gpu, AgreesWithStage03) {
@@ -183,7 +194,6 @@ TEST(Baseline, IsRefusedWhereThereIsNoCublas) {
 }
 #else
 class Baseline : public GpuTest {};
-class Streams : public GpuTest {};
 
 TEST_F(Baseline, AgreesWithTheOracle) {
   for (Causal mask : {Causal::none, Causal::top_left, Causal::bottom_right})
@@ -213,31 +223,6 @@ TEST_F(Baseline, AsksForItsScratch) {
   call.t.Q.row = -2;
   EXPECT_NE(cuda_forward::unsupported(call.p, call.t, Kernel::baseline).find("rows of Q"),
             std::string::npos);
-}
-
-// A stream that is held up by the host: what is put on it cannot run, and forward() must return all
-// the same. Released, it must give the right result.
-TEST_F(Streams, WorkIsPutOnTheStreamAndNobodyWaits) {
-  for (Kernel kernel : {Kernel::tiled, Kernel::register_tiled}) {
-    ForwardCase<float> c(spec(64, 64, 64), true);
-    on_gpu_forward<float>([&](const Problem& p, const Forward<float>& t) {
-      cudaStream_t stream;
-      FA_CUDA_CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
-      cuda_forward::forward(p, t, {kernel, stream});  // the module may load at the first call
-      FA_CUDA_CHECK(cudaStreamSynchronize(stream));
-      FA_CUDA_CHECK(cudaMemsetAsync(t.O.data, 0xff, sizeof(float) * 64 * 64, stream));
-      std::atomic<bool> go{false};
-      FA_CUDA_CHECK(cudaLaunchHostFunc(
-          stream, [](void* flag) { static_cast<std::atomic<bool>*>(flag)->wait(false); }, &go));
-      cuda_forward::forward(p, t, {kernel, stream});
-      EXPECT_EQ(cudaStreamQuery(stream), cudaErrorNotReady) << name(kernel);
-      go = true;
-      go.notify_all();
-      FA_CUDA_CHECK(cudaStreamSynchronize(stream));
-      FA_CUDA_CHECK(cudaStreamDestroy(stream));
-    })(c.call());
-    EXPECT_EQ(c.verdict(), "") << name(kernel);
-  }
 }
 #endif
 

@@ -136,6 +136,7 @@ StageUnderTest stage(const BackwardRung& r) {
   s.promises.causal = true;
   s.promises.large_scores = true;
   s.promises.rejects_lengths = false;
+  s.promises.nan_tile = s.promises.nan_keys = 128;  // the largest tiles
   s.promises.host_memory = false;
   s.promises.tests_forward = false;
   s.promises.deterministic_backward = r.deterministic;
@@ -243,9 +244,7 @@ TEST_F(GpuBackward, LooksAtEveryTensorBeforeItChooses) {
     BackwardCase<bf16> c(s);
     Buffer<bf16>* const all[] = {&c.Q, &c.K, &c.V, &c.O, &c.dO, &c.dQ, &c.dK, &c.dV};
     Buffer<bf16>& x = *all[moved];
-    Buffer<bf16> elsewhere(x.B(), x.H(), x.N(), x.d(), {Layout::Order::BHND, 0, 3});
-    elsewhere.fill([&](auto b, auto h, auto i, auto e) { return double(x.at(b, h, i, e)); });
-    x = elsewhere;
+    x.move_to({Layout::Order::BHND, 0, 3});
     for (bool deterministic : {false, true}) {
       const bool any = &x == &c.O || (&x == &c.dQ && !deterministic);
       EXPECT_EQ(run(c, {BackwardKernel::best, deterministic}),
@@ -331,7 +330,7 @@ TEST_F(GpuBackward, AgreesWithTheStageBefore) {
       cuda_backward::backward(p, t, options);
       FA_CUDA_CHECK(cudaDeviceSynchronize());
     })(f.call());
-    const auto check = [](const char* name, Buffer<bf16>& got, Buffer<float>& want) {
+    const auto check = [&](const char* name, Buffer<bf16>& got, Buffer<float>& want) {
       double largest = 0;
       want.for_each([&](auto b, auto h, auto i, auto x) {
         largest = std::max(largest, std::fabs(double(want.at(b, h, i, x))));
@@ -341,7 +340,7 @@ TEST_F(GpuBackward, AgreesWithTheStageBefore) {
         same.add(b, h, i, x, double(got.at(b, h, i, x)), double(want.at(b, h, i, x)),
                  2e-2 * largest);
       });
-      EXPECT_EQ(same.report(), "");
+      EXPECT_EQ(same.report(), "") << c.spec.name();
     };
     check("dQ", c.dQ, f.dQ);
     check("dK", c.dK, f.dK);
@@ -404,32 +403,49 @@ TEST_F(GpuBackward, MoreHeadsThanAGridHasAlongY) {
   }
 }
 
-// Heads of one row each, but the sums of dQ have whole tiles: there are more than 2^31 numbers.
+// Heads of one row each, but the sums of dQ have whole tiles: there are more than 2^31 numbers. By
+// another way for d <= 64 than above.
 TEST_F(GpuBackward, SumsOfDqBeyond32Bits) {
-  Spec s = spec(1, 2, 8);
-  s.p.Hq = s.p.Hkv = (Int(1) << 18) + 3;
-  const std::size_t bytes = optimized::backward_scratch_bytes(s.p);
-  if (double(bytes) > free_device_bytes())
-    GTEST_SKIP() << "the device has no room for " << bytes << " bytes";
-  BackwardCase<bf16> c(s);
-  EXPECT_EQ(run(c, BackwardKernel::best), best_here(c.p));
-  EXPECT_EQ(c.verdict(), "");
+  for (auto [d, heads] : {std::pair<Int, Int>{8, 1 << 18}, {72, 1 << 17}}) {
+    Spec s = spec(1, 2, d);
+    s.p.Hq = s.p.Hkv = heads + 3;
+    const std::size_t bytes = optimized::backward_scratch_bytes(s.p);
+    if (double(bytes) > free_device_bytes())
+      GTEST_SKIP() << "the device has no room for " << bytes << " bytes";
+    BackwardCase<bf16> c(s);
+    EXPECT_EQ(run(c, BackwardKernel::best), best_here(c.p));
+    EXPECT_EQ(c.verdict(), "") << "d = " << d;
+  }
 }
 
 // Rows at multiples of 16 bytes whose last 16 are not full: what is behind d is not ours.
 TEST_F(GpuBackward, WritesNothingBehindTheLastColumn) {
   for (Int d : {1, 7, 59, 100, 129, 250}) {
-    BackwardCase<bf16> c(spec(70, 90, d, Causal::top_left));
-    for (Buffer<bf16>* x : {&c.Q, &c.K, &c.V, &c.O, &c.dO, &c.dQ, &c.dK, &c.dV}) {
-      Buffer<bf16> wide(1, 1, x->N(), d, {Layout::Order::BHND, 16 - d % 8});
-      wide.fill([&](auto b, auto h, auto i, auto e) { return double(x->at(b, h, i, e)); });
-      *x = wide;
-    }
+    Spec s = spec(70, 90, d, Causal::top_left);
+    s.layout.in_16_bytes = true;
+    s.layout.gap = 1;
+    BackwardCase<bf16> c(s);
     for (const BackwardRung& r : rungs()) {
       if (!r.whole_contract || !unavailable(r.kernel).empty()) continue;
       run(c, r.kernel);
       EXPECT_EQ(c.verdict(), "") << r.name << ", d = " << d;  // with the canaries in the gaps
     }
+  }
+}
+
+TEST_F(GpuBackward, WorkIsPutOnTheStreamAndNobodyWaits) {
+  for (const BackwardRung& r : rungs()) {
+    if (!r.whole_contract || !unavailable(r.kernel).empty()) continue;
+    BackwardCase<bf16> c(spec(500, 500, 64, Causal::top_left));
+    BackwardOptions options{r.kernel};
+    const Scratch scratch(c.p, options);
+    options.scratch = scratch.data();
+    const auto on_stream = [&](const Problem& p, const Backward<bf16>& t, cudaStream_t stream) {
+      options.stream = stream;
+      optimized::backward(p, as_device<__nv_bfloat16>(t), options);
+    };
+    EXPECT_EQ(on_its_stream(c.call(), on_stream), "") << r.name;
+    EXPECT_EQ(c.verdict(), "") << r.name;
   }
 }
 

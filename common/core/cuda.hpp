@@ -114,7 +114,7 @@ inline void check_launch(const char* kernel, const char* file, int line, const c
   do {                                                                                    \
     ::fa::check_no_earlier_error(#kernel, __FILE__, __LINE__);                            \
     ::fa::emulator::launch(#kernel, reinterpret_cast<const void*>(&*kernel), grid, block, \
-                           shared_bytes, [&] { kernel(__VA_ARGS__); });                   \
+                           shared_bytes, stream, [&] { kernel(__VA_ARGS__); });           \
     ::fa::check_launch(#kernel, __FILE__, __LINE__, FA_BUILT_FOR, stream);                \
   } while (false)
 #else

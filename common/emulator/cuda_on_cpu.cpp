@@ -2,11 +2,15 @@
 // CMakeLists.txt): its own bookkeeping is not what is being tested.
 #include "common/emulator/cuda_on_cpu.hpp"
 
+#include <sys/mman.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <cstdlib>
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <stdexcept>
 #include <utility>
 #include <vector>
@@ -161,6 +165,12 @@ std::mutex one_launch_at_a_time;
 Launch* running = nullptr;
 thread_local cudaError_t last_error = cudaSuccess;
 std::map<const void*, int> allowed_shared;  // by kernel; guarded by the same mutex
+std::set<cudaStream_t> streams;             // guarded by the same mutex
+
+void note(cudaStream_t stream) {
+  const std::lock_guard lock(one_launch_at_a_time);
+  streams.insert(stream);
+}
 
 Fiber& self() { return running->fibers[running->current]; }
 
@@ -288,8 +298,9 @@ std::uint64_t exchange(unsigned mask, std::uint64_t value, unsigned source) {
 }
 
 void launch(const char* kernel, const void* function, dim3 grid, dim3 block,
-            std::size_t shared_bytes, const std::function<void()>& thread) {
+            std::size_t shared_bytes, cudaStream_t stream, const std::function<void()>& thread) {
   const std::lock_guard lock(one_launch_at_a_time);
+  streams.insert(stream);
   const std::uint64_t threads = std::uint64_t(block.x) * block.y * block.z;
   std::size_t limit = shared_without_asking;
   if (const auto asked = allowed_shared.find(function); asked != allowed_shared.end())
@@ -334,6 +345,11 @@ void launch(const char* kernel, const void* function, dim3 grid, dim3 block,
       }
   for (Fiber& f : launch.fibers) tsan_delete_fiber(f.tsan);
   running = nullptr;
+}
+
+std::set<cudaStream_t> take_streams() {
+  const std::lock_guard lock(one_launch_at_a_time);
+  return std::exchange(streams, {});
 }
 
 cudaError_t allow_dynamic_shared_memory(const void* kernel, int bytes) {
@@ -419,10 +435,11 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int) {
   }
   return last_error = cudaErrorInvalidValue;
 }
+#ifdef FA_EMULATOR_ASAN
+// Exactly as long as asked for, so that AddressSanitizer sees an access beyond it.
 cudaError_t cudaMalloc(void** memory, std::size_t bytes) {
   *memory = nullptr;
   if (bytes > std::size_t(fa::available_memory())) return last_error = cudaErrorMemoryAllocation;
-  // Exactly as long as asked for, so that AddressSanitizer sees an access beyond it.
   if (posix_memalign(memory, 256, bytes) != 0) {
     *memory = nullptr;
     return last_error = cudaErrorMemoryAllocation;
@@ -434,6 +451,42 @@ cudaError_t cudaFree(void* memory) {
   std::free(memory);
   return cudaSuccess;
 }
+#else
+// At the end of its pages, as far as 16 bytes, a vector's alignment, allow; behind it is a page that
+// nobody may touch.
+namespace {
+struct Pages {
+  void* first;
+  std::size_t bytes;
+};
+std::map<void*, Pages> device_memory;
+std::mutex device_memory_mutex;
+}  // namespace
+cudaError_t cudaMalloc(void** memory, std::size_t bytes) {
+  *memory = nullptr;
+  if (bytes > std::size_t(fa::available_memory())) return last_error = cudaErrorMemoryAllocation;
+  const auto page = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
+  const std::size_t used = (bytes + page - 1) / page * page;
+  void* const first =
+      mmap(nullptr, used + page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (first == MAP_FAILED) return last_error = cudaErrorMemoryAllocation;
+  mprotect(static_cast<char*>(first) + used, page, PROT_NONE);
+  *memory = static_cast<char*>(first) + used - (bytes + 15) / 16 * 16;
+  std::memset(*memory, 0xff, bytes);
+  const std::lock_guard lock(device_memory_mutex);
+  device_memory[*memory] = {first, used + page};
+  return cudaSuccess;
+}
+cudaError_t cudaFree(void* memory) {
+  if (!memory) return cudaSuccess;
+  const std::lock_guard lock(device_memory_mutex);
+  const auto found = device_memory.find(memory);
+  if (found == device_memory.end()) return last_error = cudaErrorInvalidValue;
+  munmap(found->second.first, found->second.bytes);
+  device_memory.erase(found);
+  return cudaSuccess;
+}
+#endif
 cudaError_t cudaMemGetInfo(std::size_t* free, std::size_t* total) {
   *free = *total = std::size_t(fa::available_memory());
   return cudaSuccess;
@@ -443,14 +496,16 @@ cudaError_t cudaMemcpy(void* to, const void* from, std::size_t bytes, cudaMemcpy
   return cudaSuccess;
 }
 cudaError_t cudaMemcpyAsync(void* to, const void* from, std::size_t bytes, cudaMemcpyKind kind,
-                            cudaStream_t) {
+                            cudaStream_t stream) {
+  fa::emulator::note(stream);
   return cudaMemcpy(to, from, bytes, kind);
 }
 cudaError_t cudaMemset(void* memory, int byte, std::size_t bytes) {
   std::memset(memory, byte, bytes);
   return cudaSuccess;
 }
-cudaError_t cudaMemsetAsync(void* memory, int byte, std::size_t bytes, cudaStream_t) {
+cudaError_t cudaMemsetAsync(void* memory, int byte, std::size_t bytes, cudaStream_t stream) {
+  fa::emulator::note(stream);
   return cudaMemset(memory, byte, bytes);
 }
 cudaError_t cudaDeviceSynchronize() { return cudaSuccess; }

@@ -9,7 +9,8 @@
 // ThreadSanitizer, every fiber counts as a thread and only barriers order them: a race is reported
 // with its lines even where the result happens to be right.
 //
-// Shared memory is filled with NaN before each block, device memory when it is allocated.
+// Shared memory is filled with NaN before each block, device memory when it is allocated. What is
+// read behind the end of device memory ends the program.
 // Not here: time, several blocks at once, anything of stage 06 (tensor cores, cp.async, TMA).
 #pragma once
 #include <cmath>
@@ -17,6 +18,7 @@
 #include <cstdint>
 #include <cstring>
 #include <functional>
+#include <set>
 #include <string>
 
 // ---- the language ----
@@ -43,6 +45,8 @@ struct dim3 {
 };
 extern uint3 threadIdx, blockIdx;
 extern dim3 blockDim, gridDim;
+
+struct fa_emulated_stream;
 
 namespace fa::emulator {
 void misaligned();
@@ -108,7 +112,11 @@ T shuffle(unsigned mask, T value, unsigned source) {
 // that cudaGetLastError() returns. Throws std::logic_error where threads wait for each other for
 // ever.
 void launch(const char* kernel, const void* function, dim3 grid, dim3 block,
-            std::size_t shared_bytes, const std::function<void()>& thread);
+            std::size_t shared_bytes, fa_emulated_stream* stream,
+            const std::function<void()>& thread);
+
+// For tests: the streams that launches and asynchronous calls named since the last time.
+std::set<fa_emulated_stream*> take_streams();
 
 // For tests: until the end of its life a block may have only so much shared memory.
 class LessSharedMemory {
@@ -169,7 +177,7 @@ enum cudaDeviceAttr {
   cudaDevAttrMaxSharedMemoryPerBlockOptin,
 };
 enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize };
-using cudaStream_t = struct fa_emulated_stream*;
+using cudaStream_t = fa_emulated_stream*;
 
 const char* cudaGetErrorString(cudaError_t);
 const char* cudaGetErrorName(cudaError_t);

@@ -18,7 +18,8 @@ struct Layout {
   std::int64_t offset = 0;       // elements between an aligned address and the first row
   bool reversed = false;         // rows run backwards: a negative stride
   bool broadcast_heads = false;  // all heads share one (stride 0); inputs only
-  bool in_16_bytes = false;      // gap and offset count units of 16 bytes, not elements
+  bool in_16_bytes = false;      // rows are padded to, gap and offset counted in, 16 bytes
+  std::int64_t head_gap = 0, batch_gap = 0;  // unused elements after every head (BHND), every batch
 };
 
 // A block of memory that a call may touch: what an adapter must carry to a GPU and back.
@@ -44,11 +45,13 @@ class Buffer {
   Buffer(std::int64_t B, std::int64_t H, std::int64_t N, std::int64_t d, Layout layout = {})
       : B_(B), H_(H), N_(N), d_(d) {
     const std::int64_t unit = layout.in_16_bytes ? 16 / std::int64_t(sizeof(T)) : 1;
-    const std::int64_t pitch = d + unit * layout.gap, heads = layout.broadcast_heads ? 1 : H;
+    const std::int64_t heads = layout.broadcast_heads ? 1 : H;
+    const std::int64_t pitch = (d + unit - 1) / unit * unit + unit * layout.gap;
     const bool BHND = layout.order == Layout::Order::BHND;
     row_ = BHND ? pitch : heads * pitch;
-    head_ = layout.broadcast_heads ? 0 : BHND ? N * pitch : pitch;
-    batch_ = heads * N * pitch;
+    const std::int64_t head = BHND ? N * pitch + layout.head_gap : pitch;
+    head_ = layout.broadcast_heads ? 0 : head;
+    batch_ = (BHND ? heads * head : N * row_) + layout.batch_gap;
     first_ = guard + unit * layout.offset;
     memory_.assign(static_cast<std::size_t>(first_ + B * batch_ + guard), canary());
     if (layout.reversed && N > 0) {
@@ -80,6 +83,13 @@ class Buffer {
       memory_[index(b, h, i, x)] = static_cast<T>(value(b, h, i, x));
     });
     seal();
+  }
+
+  // The same numbers, elsewhere.
+  void move_to(const Layout& layout) {
+    Buffer there(B_, H_, N_, d_, layout);
+    there.fill([&](auto b, auto h, auto i, auto x) { return static_cast<double>(at(b, h, i, x)); });
+    *this = there;
   }
 
   // NaN everywhere, so that an element which is never written cannot look right.

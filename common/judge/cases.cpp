@@ -19,6 +19,8 @@ std::string Spec::name() const {
   if (layout.order == Layout::Order::BNHD) s << " BNHD";
   if (layout.in_16_bytes) s << " in 16 bytes";
   if (layout.gap) s << " gap" << layout.gap;
+  if (layout.head_gap) s << " head_gap" << layout.head_gap;
+  if (layout.batch_gap) s << " batch_gap" << layout.batch_gap;
   if (layout.offset) s << " offset" << layout.offset;
   if (layout.reversed) s << " reversed";
   if (layout.broadcast_heads) s << " broadcast";
@@ -191,6 +193,11 @@ BackwardCase<T>::BackwardCase(const Spec& s, Inputs)
 
 template <class T>
 BackwardCase<T>::BackwardCase(const Spec& s) : BackwardCase(s, Inputs{}) {
+  fill_context();
+}
+
+template <class T>
+void BackwardCase<T>::fill_context() {
   const ForwardOracle f = oracle_forward(p, to_array(Q), to_array(K), to_array(V));
   O.fill([&](auto b, auto h, auto i, auto x) { return f.O.at(b, h, i, x); });
   LSE.fill([&](auto b, auto h, auto i, auto) { return f.LSE.at(b, h, i); });

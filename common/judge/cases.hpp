@@ -71,6 +71,9 @@ struct BackwardCase {
   BackwardCase(const BackwardCase&) = delete;
   BackwardCase& operator=(const BackwardCase&) = delete;
 
+  // O and LSE once more, of what Q, K and V hold now.
+  void fill_context();
+
   BackwardCall<T> call();
   std::string verdict();
   // Only dQ of these queries and dK, dV of these keys against the oracle, which takes O and LSE as

@@ -2,9 +2,11 @@
 // or if both are NaN, or if both are the same infinity.
 #pragma once
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "common/judge/half.hpp"
 #include "common/judge/oracle.hpp"
@@ -27,15 +29,23 @@ class Comparison {
   // No element need be wrong for the whole to be: many errors just below their tolerances. Expects
   // the elements of a row, x = 0 first, one after the other.
   bool too_large_together() const;
-  // Empty if all is well; else how many are wrong, the worst place with both values, relative L2.
+  // Empty if all is well; else how many are wrong, the worst place with both values, relative L2;
+  // and in a line of its own, where the wrong ones lie.
   std::string report() const;
+  // "wrong: all of heads 1 and 3, rows >= 64"; empty if no element is wrong.
+  std::string pattern() const;
 
  private:
+  // The elements at one index of b, h, i or x.
+  struct Slice {
+    std::int64_t seen = 0, wrong = 0;
+  };
   std::string what_;
   std::int64_t count_ = 0, wrong_ = 0, non_finite_ = 0;
   double worst_ = 0, error2_ = 0, want2_ = 0;
   // usual squared: of all, of the current row, and the square of that of all earlier rows.
   double usual2_ = 0, row2_ = 0, rows4_ = 0;
+  std::array<std::vector<Slice>, 4> slices_;  // by b, h, i and x
   struct {
     std::int64_t b, h, i, x;
     double got, want, tolerance;

@@ -2,11 +2,14 @@
 #pragma once
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <functional>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "common/judge/cases.hpp"
+#include "common/judge/contrast.hpp"
 #include "common/judge/stage.hpp"
 
 namespace fa::judge {
@@ -20,7 +23,8 @@ struct Family {
 std::vector<Family> forward_families();
 std::vector<Family> backward_families();
 
-// One run of one family: filters by FA_CASE, stops after a few failures, says how to rerun one.
+// One run of one family: filters by FA_CASE, tells a few failures and how to rerun one, counts the
+// others, and says what tells those that fail from those that pass.
 class Run {
  public:
   Run(const StageUnderTest& stage, const Family& family) : stage_(stage), family_(family) {}
@@ -31,8 +35,15 @@ class Run {
   bool small() const { return stage_.effort == StageUnderTest::Effort::small; }
 
   // Runs check(...) unless FA_CASE asks for others; a non-empty result or an exception is a
-  // failure.
-  void run(const std::string& case_name, const std::function<std::string()>& check);
+  // failure. With a Spec, the case counts for the contrast.
+  void run(const std::string& case_name, const std::function<std::string()>& check) {
+    run_case(case_name, check, nullptr, "", "");
+  }
+  template <class T>
+  void run(const Spec& spec, const std::string& what, const std::function<std::string()>& check);
+
+  // After the last case: what tells those that fail from those that pass.
+  void conclude() const;
 
   // The nearest head dimension to `wanted` that the stage takes: the first from there on, or its
   // last.
@@ -67,16 +78,31 @@ class Run {
   }
 
  private:
+  using Clock = std::chrono::steady_clock;
+
+  void run_case(const std::string& name, const std::function<std::string()>& check,
+                const Spec* spec, const std::string& what, const std::string& type);
+  bool has_seen_enough() const;
+
   const StageUnderTest& stage_;
   const Family& family_;
   std::string environment_;
-  int cases_ = 0, failures_ = 0;
+  int cases_ = 0, failures_ = 0, left_out_ = 0, thrown_in_turn_ = 0;
+  Clock::time_point first_failure_;
+  std::vector<Outcome> outcomes_;
 };
 
 template <class T>
 const char* type_name() {
   if (is_half<T>) return std::is_same_v<T, Eigen::half> ? "f16" : "bf16";
   return sizeof(T) == 8 ? "f64" : "f32";
+}
+
+template <class T>
+void Run::run(const Spec& spec, const std::string& what,
+              const std::function<std::string()>& check) {
+  run_case(spec.name() + (what.empty() ? "" : " " + what) + " " + type_name<T>(), check, &spec,
+           what, type_name<T>());
 }
 
 // Runs the stage's forward on a case. Throws what the stage throws.
@@ -144,5 +170,54 @@ class Reserved {
   void* data_ = nullptr;
   std::size_t bytes_ = 0;
 };
+
+// Memory that ends where a page without memory begins.
+class Edge {
+ public:
+  explicit Edge(std::size_t bytes);
+  ~Edge();
+  Edge(const Edge&) = delete;
+  Edge& operator=(const Edge&) = delete;
+  void* data() const { return data_; }
+
+ private:
+  void *data_ = nullptr, *pages_ = nullptr;
+  std::size_t mapped_ = 0;
+};
+
+// Does row i share a tile, of the size that the stage promises, with a row that sees key j?
+bool shares_a_tile(const Promises& promises, const Problem& p, std::int64_t i, std::int64_t j);
+
+// Layouts in which the rows of a tensor are no longer at multiples of 16 bytes, one reason each.
+struct OutOfLine {
+  const char* what;
+  Layout layout;
+};
+const std::vector<OutOfLine>& out_of_line();
+
+// A copy of a buffer's tensor whose last element is the last that may be read or written: what
+// follows is a page of addresses without memory.
+template <class T>
+class AtTheEdge {
+ public:
+  explicit AtTheEdge(Buffer<T>& x) : view_(x.view()) {
+    // Rows in order, without gaps after the last: from the first element to the last.
+    const auto elements =
+        std::size_t(x.B() == 0 || x.H() == 0 || x.N() == 0
+                        ? 0
+                        : &x.at(x.B() - 1, x.H() - 1, x.N() - 1, x.d() - 1) - &x.at(0, 0, 0) + 1);
+    edge_ = std::make_unique<Edge>(elements * sizeof(T));
+    view_.data = static_cast<T*>(edge_->data());
+    std::memcpy(edge_->data(), x.view().data, elements * sizeof(T));
+  }
+  View<T> view() const { return view_; }
+
+ private:
+  std::unique_ptr<Edge> edge_;
+  View<T> view_;
+};
+
+// Empty if f() comes to its end in a child process; else what ended it.
+std::string survives(const std::function<void()>& f);
 
 }  // namespace fa::judge

@@ -98,6 +98,11 @@ void scale(Run& run) {
       run.forward(spec);
     }
   }
+  // The largest score is that of the smallest product.
+  if (!run.promises().large_scores || run.promises().positive_scale_only) return;
+  Spec spec{shape(33, 97, run.d(16)), {Kind::normal, 15}};
+  spec.p.scale = -1;
+  run.forward(spec);
 }
 
 template <class T>
@@ -109,7 +114,7 @@ void copy_heads(Buffer<T>& to, const Buffer<T>& from, Int group) {
 
 void heads(Run& run) {
   const Int d = run.d(8);
-  for (Causal c : masks(run)) run.forward({shape(13, 21, d, 3, 6, 2, c)});
+  run.forward({shape(13, 21, d, 3, 6, 2)});
   run.forward({shape(6, 9, run.d(4), 2, 5, 1)});
   run.each_type([&](auto type) {
     using T = decltype(type);
@@ -165,33 +170,82 @@ void layouts(Run& run) {
   for (const Layout& layout : list)
     for (Int d : {8, 13})
       for (Causal c : masks(run)) run.forward({shape(18, 35, run.d(d), 2, 4, 2, c), {}, layout});
+  // Rows at multiples of 16 bytes whose last 16 are not full: what is behind d is not ours.
+  for (Int d : {1, 7, 59, 100, 129, 250}) {
+    if (run.d(d) != d) continue;
+    run.forward({shape(18, 35, d, 1, 2, 2), {}, {Order::BHND, 1, 0, false, false, true}});
+  }
+  // One tensor out of line is enough, for any reason. Multiples of 8 rows, so that heads and batches
+  // stay in line where rows are not.
+  const Spec spec{shape(8, 16, run.d(16), 2, 2, 2)};
+  const char* const names[] = {"Q", "K", "V", "O"};
+  run.each_type([&](auto type) {
+    using T = decltype(type);
+    for (int tensor = 0; tensor < 4; ++tensor)
+      for (const OutOfLine& off : out_of_line())
+        run.run<T>(spec, std::string(names[tensor]) + " alone " + off.what, [&]() {
+          ForwardCase<T> c(spec, run.promises().lse);
+          Buffer<T>* const all[] = {&c.Q, &c.K, &c.V, &c.O};
+          all[tensor]->move_to(off.layout);
+          forward(run, c);
+          return c.verdict();
+        });
+  });
+}
+
+// No element behind a tensor is read, let alone written. In memory that the test chooses.
+void bounds(Run& run) {
+  run.each_type([&](auto type) {
+    using T = decltype(type);
+    for (Int d : {13, 16})
+      for (Causal mask : masks(run)) {
+        const Spec spec{shape(21, 35, run.d(d), 1, 2, 1, mask)};
+        run.run<T>(spec, "", [&]() -> std::string {
+          ForwardCase<T> c(spec, run.promises().lse);
+          c.call();
+          const AtTheEdge<T> Q(c.Q), K(c.K), V(c.V), O(c.O);
+          const AtTheEdge<Stat<T>> LSE(c.LSE);
+          const ForwardCall<T> call{c.p,
+                                    {Q.view(), K.view(), V.view(), O.view(),
+                                     run.promises().lse ? LSE.view().data : nullptr},
+                                    {}};
+          const std::string end = survives([&] { run.functions<T>().forward(call); });
+          return end.empty() ? "" : "touches memory behind the end of a tensor: " + end;
+        });
+      }
+  });
 }
 
 void lengths(Run& run) {
   for (Causal c : masks(run))
     for (auto [Nq, Nk] : {std::pair{7, 70}, {70, 70}, {66, 33}}) {
-      const Spec spec{shape(Nq, Nk, run.d(8), 4, 2, 1, c), {}, {}, {0, 1, Nk / 2, Nk}};
+      Spec spec{shape(Nq, Nk, run.d(8), 4, 2, 1, c), {}, {}, {0, 1, Nk / 2, Nk}};
       run.forward(spec);
-      // Whatever padded keys hold, it must not leak: 0 * NaN is NaN.
-      run.each_type([&](auto type) {
-        using T = decltype(type);
-        run.run(spec.name() + " padding NaN " + type_name<T>(), [&]() -> std::string {
-          ForwardCase<T> clean(spec, run.promises().lse), dirty(spec, run.promises().lse);
-          const auto spoil = [&](auto& x) {
-            const Array old = to_array(x);
-            x.fill([&](auto b, auto h, auto j, auto e) {
-              const bool padding = j >= spec.lengths[static_cast<std::size_t>(b)];
-              return padding ? std::nan("") : old.at(b, h, j, e);
-            });
-          };
-          spoil(dirty.K);
-          spoil(dirty.V);
-          forward(run, clean);
-          forward(run, dirty);
-          const std::string o = same_bits("O", clean.O, dirty.O);
-          return o.empty() && run.promises().lse ? same_bits("LSE", clean.LSE, dirty.LSE) : o;
+      // Whatever padded keys hold, it must not leak: 0 * NaN is NaN. Wider heads may be another
+      // kernel's.
+      for (Int d : {8, 72, 200}) {
+        if (d != 8 && (run.d(d) == spec.p.d || Nq != 70)) continue;
+        spec.p.d = run.d(d);
+        run.each_type([&](auto type) {
+          using T = decltype(type);
+          run.run<T>(spec, "padding NaN", [&]() -> std::string {
+            ForwardCase<T> clean(spec, run.promises().lse), dirty(spec, run.promises().lse);
+            const auto spoil = [&](auto& x) {
+              const Array old = to_array(x);
+              x.fill([&](auto b, auto h, auto j, auto e) {
+                const bool padding = j >= spec.lengths[static_cast<std::size_t>(b)];
+                return padding ? std::nan("") : old.at(b, h, j, e);
+              });
+            };
+            spoil(dirty.K);
+            spoil(dirty.V);
+            forward(run, clean);
+            forward(run, dirty);
+            const std::string o = same_bits("O", clean.O, dirty.O);
+            return o.empty() && run.promises().lse ? same_bits("LSE", clean.LSE, dirty.LSE) : o;
+          });
         });
-      });
+      }
     }
 }
 
@@ -238,10 +292,10 @@ void masked_rows(Run& run) {
     run.each_type([&](auto type) {
       using T = decltype(type);
       if (!spec.lengths.empty() && !run.promises().key_lengths) return;
-      run.run(spec.name() + " " + type_name<T>(), [&]() -> std::string {
+      run.run<T>(spec, "", [&]() -> std::string {
         ForwardCase<T> c(spec, run.promises().lse);
         forward(run, c);
-        return c.verdict() + rows_are_empty(c, run.promises().lse);
+        return rows_are_empty(c, run.promises().lse) + c.check_memory_untouched();
       });
     });
 }
@@ -260,10 +314,11 @@ void non_finite(Run& run) {
       using T = decltype(type);
       const std::string t =
           std::string(" ") + type_name<T>() + " mask " + std::to_string(static_cast<int>(c));
-      const Int Nq = 40, Nk = 50, d = run.d(8), bad = 23;
-      const Spec spec{shape(Nq, Nk, d, 1, 1, 1, c)};
-      const auto outcome = [&](char tensor, auto expected) -> std::string {
-        ForwardCase<T> clean(spec, run.promises().lse), dirty(spec, run.promises().lse);
+      const Int d = run.d(8);
+      const Spec spec{shape(40, 50, d, 1, 1, 1, c)};
+      const auto outcome = [&](const Spec& s, Int bad, char tensor, auto expected) {
+        const Int Nq = s.p.Nq;
+        ForwardCase<T> clean(s, run.promises().lse), dirty(s, run.promises().lse);
         auto& x = tensor == 'Q' ? dirty.Q : tensor == 'K' ? dirty.K : dirty.V;
         const Array old = to_array(x);
         x.fill([&](auto, auto, auto i, auto e) {
@@ -271,31 +326,36 @@ void non_finite(Run& run) {
         });
         forward(run, clean);
         forward(run, dirty);
+        const std::string what = std::string("NaN in row ") + std::to_string(bad) + " of " + tensor;
+        Comparison lost(what + " is lost in O"), reached(what + " reaches O");
         for (Int i = 0; i < Nq; ++i)
           for (Int e = 0; e < d; ++e) {
-            const T got = dirty.O.at(0, 0, i, e);
+            const double got = double(dirty.O.at(0, 0, i, e));
             const int want = expected(i, e);  // 1 NaN, 0 unchanged, -1 either
-            if (want == 1 && !std::isnan(got))
-              return std::string("NaN in ") + tensor + " was lost in O row " + std::to_string(i);
-            if (want == 0 && !(got == clean.O.at(0, 0, i, e)))
-              return std::string("NaN in ") + tensor + " row 23 reached O row " + std::to_string(i);
+            lost.add(0, 0, i, e, got, want == 1 ? nan : got, 0);
+            reached.add(0, 0, i, e, got, want == 0 ? double(clean.O.at(0, 0, i, e)) : got, 0);
           }
-        return {};
+        return lost.report() + reached.report();
       };
-      const auto seen = [&](Int i) { return bad < visible_keys(spec.p, 0, i); };
-      const auto near = [&](Int i) {  // shares a tile with a row that sees the bad key
-        const Int tile = run.promises().nan_tile;
-        if (tile == 0) return true;
-        return bad / tile * tile <
-               visible_keys(spec.p, 0, std::min(i / tile * tile + tile, Nq) - 1);
-      };
-      run.run("NaN in Q" + t, [&] { return outcome('Q', [&](Int i, Int) { return i == bad; }); });
-      run.run("NaN in K" + t, [&] { return outcome('K', [&](Int i, Int) { return seen(i); }); });
-      run.run("NaN in V" + t, [&] {
-        return outcome('V', [&](Int i, Int e) {
-          return e != 2 ? 0 : seen(i) ? 1 : near(i) ? -1 : 0;
+      // A key in the middle, and one that no row sees, beside rows that fill no vector.
+      for (auto [Nq, Nk, bad] : {std::tuple<Int, Int, Int>{40, 50, 23}, {17, 22, 21}}) {
+        Spec s = spec;
+        s.p.Nq = Nq;
+        s.p.Nk = Nk;
+        const std::string size = std::to_string(Nq) + " x " + std::to_string(Nk) + t;
+        const auto seen = [&](Int i) { return bad < visible_keys(s.p, 0, i); };
+        const auto near = [&](Int i) { return shares_a_tile(run.promises(), s.p, i, bad); };
+        if (bad < Nq)
+          run.run("NaN in Q, " + size,
+                  [&] { return outcome(s, bad, 'Q', [&](Int i, Int) { return i == bad; }); });
+        run.run("NaN in K, " + size,
+                [&] { return outcome(s, bad, 'K', [&](Int i, Int) { return seen(i); }); });
+        run.run("NaN in V, " + size, [&] {
+          return outcome(s, bad, 'V', [&](Int i, Int e) {
+            return e != 2 ? 0 : seen(i) ? 1 : near(i) ? -1 : 0;
+          });
         });
-      });
+      }
       run.run("score of -infinity" + t, [&] {
         ForwardCase<T> x(spec, run.promises().lse);
         const Array q = to_array(x.Q), k = to_array(x.K);
@@ -485,7 +545,7 @@ void long_sequences(Run& run) {
     if (run.promises().takes && !run.promises().takes(spec.p)) continue;
     run.each_type([&](auto type) {
       using T = decltype(type);
-      run.run(spec.name() + " " + type_name<T>(), [&]() -> std::string {
+      run.run<T>(spec, "", [&]() -> std::string {
         ForwardCase<T> x(spec, run.promises().lse);
         forward(run, x);
         return x.verdict(sample(spec.p.Nq));
@@ -543,7 +603,7 @@ void races(Run& run) {
     if (run.promises().takes && !run.promises().takes(spec.p)) continue;
     run.each_type([&](auto type) {
       using T = decltype(type);
-      run.run(spec.name() + " 300 times " + type_name<T>(), [&]() -> std::string {
+      run.run<T>(spec, "300 times", [&]() -> std::string {
         ForwardCase<T> x(spec, run.promises().lse);
         ForwardCall<T> call = x.call();
         call.runs = 300;
@@ -554,11 +614,11 @@ void races(Run& run) {
   }
 }
 
-// A batch, head or row that begins more than 2^31 elements after the one before it: a product of
-// 32-bit numbers on the way to an address would wrap. Q, K, V and O lie side by side in one block,
+// A batch, head or row that begins more than 2^32 elements after the one before it: a product of
+// 32-bit numbers on the way to an address would wrap, without a sign too. Q, K, V and O lie side by side in one block,
 // of which a page or two are used at either end: on the host the rest is reserved, not used.
 void large_offsets(Run& run) {
-  const Int d = run.d(8), far = (Int(1) << 31) + 64, room = 8 * d;
+  const Int d = run.d(8), far = (Int(1) << 32) + 64, room = 8 * d;
   const struct {
     const char* what;
     Problem p;
@@ -568,7 +628,7 @@ void large_offsets(Run& run) {
     using T = decltype(type);
     const std::size_t bytes = std::size_t(far + 4 * room) * sizeof(T);
     for (const auto& v : variants)
-      run.run(std::string(v.what) + " 2^31 + 64 elements apart " + type_name<T>(),
+      run.run(std::string(v.what) + " 2^32 + 64 elements apart " + type_name<T>(),
               [&, what = std::string(v.what), p = v.p]() -> std::string {
                 ForwardCase<T> c({p}, false);
                 c.call();
@@ -606,7 +666,7 @@ void memory(Run& run) {
     using T = decltype(type);
     for (Int N : run.small() ? std::vector<Int>{64} : std::vector<Int>{64, 300, 1000}) {
       const Spec spec{shape(N, N, run.d(64), 1, 2, 2)};
-      run.run(spec.name() + " " + type_name<T>(), [&]() -> std::string {
+      run.run<T>(spec, "", [&]() -> std::string {
         ForwardCase<T> c(spec, run.promises().lse);
         const ForwardCall<T> call = c.call();
         const auto& function = run.functions<T>().forward;
@@ -808,20 +868,37 @@ void fuzz(Run& run) {
 
 std::vector<Family> forward_families() {
   const auto with_masks = [](const StageUnderTest& s) { return always(s) && s.promises.causal; };
+  // Tests run in this order: what a later family rests on comes first, so that the first one that
+  // fails names the idea.
   return {
       {"Sizes", "plain problems of awkward sizes, against the double-precision oracle", always,
        sizes},
-      {"Values", "scores that are tiny, equal, huge, far below zero, rising, falling", always,
-       values},
       {"Scale", "scale is applied once, and 1/sqrt(d) only by default", always, scale},
       {"Heads", "query head h reads key head h / (Hq / Hkv); heads do not mix", always, heads},
-      {"Layouts", "strides, gaps and unaligned rows are honoured; nothing outside is written",
-       always, layouts},
       {"Empty", "B, H or Nq = 0: nothing to do; Nk = 0: O = 0 and LSE = -infinity", always,
        empty_sizes},
+      {"CausalTopLeft", "row i sees keys j <= i, the diagonal included", with_masks,
+       [](Run& run) { causal(run, Causal::top_left); }},
+      {"MaskedRows", "a row that sees no key: O = 0 exactly, LSE = -infinity, never NaN",
+       with_masks, masked_rows},
+      {"CausalBottomRight", "row i sees keys j <= i + Nk - Nq", with_masks,
+       [](Run& run) { causal(run, Causal::bottom_right); }},
+      {"KeyLengths", "keys at or past the length are not seen, whatever they hold",
+       [](const StageUnderTest& s) { return always(s) && s.promises.key_lengths; }, lengths},
+      {"ClampedLengths", "a key length below 0 means no key, one above Nk means all",
+       [](const StageUnderTest& s) {
+         return always(s) && s.promises.key_lengths && !s.promises.rejects_lengths;
+       },
+       clamped_lengths},
+      {"Values", "scores that are tiny, equal, huge, far below zero, rising, falling", always,
+       values},
       {"NonFinite", "NaN reaches the rows that see it, and only those", always, non_finite},
+      {"Layouts", "strides, gaps and unaligned rows are honoured; nothing outside is written",
+       always, layouts},
       {"Invariances", "what must stay the same when inputs are scaled, permuted, doubled, shifted",
        always, invariances},
+      {"Bounds", "nothing behind the last element of a tensor is read",
+       [](const StageUnderTest& s) { return always(s) && s.promises.host_memory; }, bounds},
       {"LongRows", "sums are fp32, or better: they do not stop growing", always, long_rows},
       {"LongSequences", "as many keys as there are, sampled rows against the oracle",
        [](const StageUnderTest& s) {
@@ -834,19 +911,6 @@ std::vector<Family> forward_families() {
          return always(s) && s.effort == StageUnderTest::Effort::large;
        },
        races},
-      {"CausalTopLeft", "row i sees keys j <= i, the diagonal included", with_masks,
-       [](Run& run) { causal(run, Causal::top_left); }},
-      {"CausalBottomRight", "row i sees keys j <= i + Nk - Nq", with_masks,
-       [](Run& run) { causal(run, Causal::bottom_right); }},
-      {"MaskedRows", "a row that sees no key: O = 0 exactly, LSE = -infinity, never NaN",
-       with_masks, masked_rows},
-      {"KeyLengths", "keys at or past the length are not seen, whatever they hold",
-       [](const StageUnderTest& s) { return always(s) && s.promises.key_lengths; }, lengths},
-      {"ClampedLengths", "a key length below 0 means no key, one above Nk means all",
-       [](const StageUnderTest& s) {
-         return always(s) && s.promises.key_lengths && !s.promises.rejects_lengths;
-       },
-       clamped_lengths},
       {"LargeOffsets", "addresses are computed with 64 bits",
        [](const StageUnderTest& s) {
          return always(s) && (s.promises.host_memory || s.promises.device_bytes);

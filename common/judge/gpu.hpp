@@ -2,8 +2,11 @@
 // call is copied to the device, the views are moved there, and all of it, canaries included, is
 // copied back. Works on a GPU and, with FA_EMULATED, on the CPU.
 #pragma once
+#include <atomic>
+#include <chrono>
 #include <cstdlib>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "common/core/cuda.hpp"
@@ -59,8 +62,11 @@ class DeviceCopy {
   View<T> at(const View<T>& v) const {
     return {at(v.data), v.batch, v.head, v.row};
   }
-  void copy_back() const {
-    for (const Part& part : parts_) part.copy(cudaMemcpyDeviceToHost);
+  void copy_there() const {
+    for (const Part& part : parts_) part.copy(cudaMemcpyHostToDevice);
+  }
+  void copy_back(cudaStream_t stream = nullptr) const {
+    for (const Part& part : parts_) part.copy(cudaMemcpyDeviceToHost, stream);
   }
   void copy_back(const std::vector<Storage>& some) const {
     for (const Part& part : parts_)
@@ -73,16 +79,17 @@ class DeviceCopy {
     Storage host;
     DeviceMemory memory;
 
-    void copy(cudaMemcpyKind kind) const {
+    void copy(cudaMemcpyKind kind, cudaStream_t stream = nullptr) const {
       const bool there = kind == cudaMemcpyHostToDevice;
       std::vector<Storage::Part> used = host.used;
       if (used.empty() && host.bytes > 0) used = {{0, host.bytes}};
       for (const auto& [first, bytes] : used) {
         char* const on_host = static_cast<char*>(host.data) + first;
         char* const on_device = memory.as<char>() + first;
-        FA_CUDA_CHECK(
-            cudaMemcpy(there ? on_device : on_host, there ? on_host : on_device, bytes, kind));
+        FA_CUDA_CHECK(cudaMemcpyAsync(there ? on_device : on_host, there ? on_host : on_device,
+                                      bytes, kind, stream));
       }
+      FA_CUDA_CHECK(cudaStreamSynchronize(stream));
     }
   };
   std::vector<Part> parts_;
@@ -149,6 +156,79 @@ std::function<void(const ForwardCall<T>&)> on_gpu_forward(F f) {
 template <class T, class F>
 std::function<void(const BackwardCall<T>&)> on_gpu_backward(F f) {
   return [f](const BackwardCall<T>& call) { call_on_gpu(call, f); };
+}
+
+#ifndef FA_EMULATED
+// Holds up a stream: what is put on it from now on cannot run. For ten seconds at most, so that a
+// test of who waits comes to its end.
+class HeldUp {
+ public:
+  explicit HeldUp(cudaStream_t stream) : stream_(stream) {
+    FA_CUDA_CHECK(cudaLaunchHostFunc(
+        stream,
+        [](void* go) {
+          const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(10);
+          while (!static_cast<std::atomic<bool>*>(go)->load() &&
+                 std::chrono::steady_clock::now() < end)
+            std::this_thread::sleep_for(std::chrono::milliseconds(1));
+        },
+        &go_));
+  }
+  ~HeldUp() {
+    go_ = true;
+    cudaStreamSynchronize(stream_);  // before go_ is gone
+  }
+  HeldUp(const HeldUp&) = delete;
+  HeldUp& operator=(const HeldUp&) = delete;
+
+ private:
+  cudaStream_t stream_;
+  std::atomic<bool> go_{false};
+};
+#endif
+
+// f(problem, tensors, stream) must put all its work on the stream and return without waiting. Leaves
+// in host memory what the stream alone has brought forth, for the case's verdict; empty, or whom f
+// waits for. On a GPU each of the two is shown by holding up a stream: its own, then the default
+// one, which work that was put there by mistake would have to wait for. The emulator notes streams.
+template <class Call, class F>
+std::string on_its_stream(const Call& call, F f) {
+  const DeviceCopy copy(call.storage);
+  Problem p = call.p;
+  p.key_lengths = copy.at(p.key_lengths);
+  const auto t = on_device(copy, call.t);
+  std::string text;
+#ifdef FA_EMULATED
+  char place = 0;
+  const auto stream = reinterpret_cast<cudaStream_t>(&place);
+  emulator::take_streams();
+  f(p, t, stream);
+  for (const cudaStream_t used : emulator::take_streams())
+    if (used != stream) text = "puts work on another stream than the one that it is given";
+  copy.copy_back(stream);
+#else
+  cudaStream_t stream = nullptr;
+  FA_CUDA_CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+  f(p, t, stream);  // modules are loaded at the first call, and that may wait
+  FA_CUDA_CHECK(cudaDeviceSynchronize());
+  copy.copy_there();  // the outputs' poison
+  FA_CUDA_CHECK(cudaDeviceSynchronize());
+  {
+    const HeldUp own(stream);
+    f(p, t, stream);
+    if (cudaStreamQuery(stream) != cudaErrorNotReady) text = "waits for its own stream";
+    cudaGetLastError();  // "not ready" is no error
+  }
+  copy.copy_there();
+  FA_CUDA_CHECK(cudaDeviceSynchronize());
+  {
+    const HeldUp other(nullptr);
+    f(p, t, stream);
+    copy.copy_back(stream);
+  }
+  FA_CUDA_CHECK(cudaStreamDestroy(stream));
+#endif
+  return text;
 }
 
 }  // namespace fa::judge

@@ -105,9 +105,10 @@ struct Promises {
   bool key_lengths = false;     // and rows that see nothing
   bool rejects_lengths = true;  // a length outside [0, Nk] is refused; kernels clamp it instead
   bool large_scores = false;
-  // A NaN in V_j may reach rows that do not see j only if they share a tile of this many rows and
-  // keys with one that does; 0: any row of the head.
-  std::int64_t nan_tile = 1;
+  // A NaN in V_j, and in the backward any NaN, may reach rows that do not see j only if they share
+  // a tile of nan_tile rows and nan_keys keys with one that does; 0: any row of the head.
+  std::int64_t nan_tile = 1, nan_keys = 1;
+  bool hidden_V_is_harmless = false;  // in the backward not even there, if it is in V
   bool tests_forward = true;  // false: the forward is another stage's, here for what needs it only
   bool host_memory = true;    // the functions read the views directly, not a copy of the storages
   // Device memory that a test may take, in bytes; null: its tensors stay small.

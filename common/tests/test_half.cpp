@@ -141,7 +141,8 @@ void backward(const Problem& p, const Backward<T>& t, GradientDefect defect = {}
                             (defect != GradientDefect::group || h == g * group) &&
                             (defect != query_tile || i / 64 != 1);
           std::vector<float> dQ(std::size_t(p.d));
-          for (Int j = 0; j < visible_keys(p, b, i); ++j) {
+          const Int keys = std::isinf(LSE) ? 0 : visible_keys(p, b, i);  // a row without weight
+          for (Int j = 0; j < keys; ++j) {
             float P = std::exp(scale * dot(t.Q.at(b, h, i), t.K.at(b, g, j), p.d) - LSE);
             if (defect == normalised_twice) P *= float(j + 1) / float(j + 2);
             const float dP = dot(t.dO.at(b, h, i), t.V.at(b, g, j), p.d);

@@ -1,13 +1,20 @@
 // The judge on trial: comparator, oracle, data, buffers, and the suite's own helpers.
+#include <gtest/gtest-spi.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <cmath>
+#include <csignal>
+#include <cstdlib>
 #include <limits>
+#include <stdexcept>
 #include <tuple>
 
+#include "common/judge/at_work.hpp"
 #include "common/judge/cases.hpp"
 #include "common/judge/conformance.hpp"
 #include "common/judge/random.hpp"
+#include "common/judge/sanitizer.hpp"
 
 namespace {
 
@@ -52,6 +59,105 @@ TEST(Comparison, ReportNamesTheWorstPlaceAndCountsAll) {
   EXPECT_NE(c.report().find("(b 1, h 0, i 5, x 7): got 9, want 1"), std::string::npos);
   c.add(0, 0, 9, 9, nan_, 1, 0.1);
   EXPECT_NE(c.report().find("i 9, x 9): got nan"), std::string::npos) << c.report();
+}
+
+// A tensor [2, 4, 70, 40] of which wrong(b, h, i, x) are wrong.
+template <class F>
+std::string pattern(F wrong, const std::string& what = "O", Int every = 1) {
+  Comparison c(what);
+  for (Int b = 0; b < 2; ++b)
+    for (Int h = 0; h < 4; ++h)
+      for (Int i = 0; i < 70; i += every)
+        for (Int x = 0; x < 40; ++x) c.add(b, h, i, x, wrong(b, h, i, x) ? nan_ : 0, 0, 0);
+  return c.pattern();
+}
+
+TEST(Pattern, SaysWhereTheWrongElementsLie) {
+  using I = Int;
+  EXPECT_EQ(pattern([](I, I, I, I) { return false; }), "");
+  EXPECT_EQ(pattern([](I, I, I, I) { return true; }), "wrong: every element");
+  EXPECT_EQ(pattern([](I, I h, I i, I x) { return h % 2 == 1 && i >= 64 && x >= 32; }),
+            "wrong: all of heads 1 and 3, rows >= 64, columns >= 32");
+  EXPECT_EQ(pattern([](I b, I, I, I) { return b == 0; }), "wrong: all of batch entry 0");
+  EXPECT_EQ(pattern([](I, I h, I, I) { return h > 0; }), "wrong: all of heads >= 1");
+  EXPECT_EQ(pattern([](I, I, I i, I) { return i < 16; }), "wrong: all of rows <= 15");
+  EXPECT_EQ(pattern([](I, I, I i, I) { return i == 69; }), "wrong: all of row 69 (the last)");
+  EXPECT_EQ(pattern([](I, I, I j, I) { return j >= 16 && j < 32; }, "dK"),
+            "wrong: all of keys 16 to 31");
+  EXPECT_EQ(pattern([](I, I, I, I x) { return x % 4 == 3; }),
+            "wrong: all of columns with x % 4 == 3");
+  EXPECT_EQ(pattern([](I, I, I i, I) { return i % 8 != 0; }), "wrong: all of rows with i % 8 != 0");
+  EXPECT_EQ(pattern([](I, I, I i, I) { return i % 16 >= 8; }),
+            "wrong: all of rows with i % 16 >= 8");
+  EXPECT_EQ(pattern([](I, I, I i, I) { return i % 16 >= 4 && i % 16 < 8; }),
+            "wrong: all of rows with i % 16 from 4 to 7");
+  EXPECT_EQ(pattern([](I, I, I i, I) { return i == 3 || i == 4 || (i >= 20 && i < 25); }),
+            "wrong: all of rows 3, 4 and 20 to 24");
+  EXPECT_EQ(pattern([](I, I, I i, I) { return hash(1, std::uint64_t(i)) % 4 == 0; }),
+            "wrong: all of 17 of the 70 rows");
+}
+
+TEST(Pattern, DoesNotClaimWhatItsPartsDoNotFill) {
+  using I = Int;
+  EXPECT_EQ(pattern([](I, I, I i, I x) { return i >= 60 && x == i % 40; }),
+            "wrong: some of rows >= 60, columns 20 to 29");
+  EXPECT_EQ(pattern([](I, I, I i, I x) { return x == i % 40; }),
+            "wrong: some of every batch entry, head, row and column");
+}
+
+TEST(Pattern, OfASampleIsInItsOwnNumbers) {  // rows 0, 7, 14 ... 63
+  using I = Int;
+  EXPECT_EQ(pattern([](I, I, I i, I) { return i >= 50; }, "O", 7), "wrong: all of rows >= 56");
+}
+
+Outcome outcome(Problem p, bool failed, const Data& data = {}) {
+  return {{p, data}, "f32", failed};
+}
+
+TEST(Contrast, NamesTheParameterThatSeparates) {
+  std::vector<Outcome> all;
+  for (Int Nq : {1, 17, 65})
+    for (Int Nk : {1, 63, 64, 65, 130}) all.push_back(outcome(shape(Nq, Nk, 8), Nk > 64));
+  EXPECT_EQ(contrast(all), "passes: all 9 cases with Nk <= 64; fails: all 6 with Nk > 64");
+  for (Outcome& o : all) o.failed = false;
+  EXPECT_EQ(contrast(all), "");
+  for (Outcome& o : all) o.failed = true;
+  EXPECT_EQ(contrast(all), "");
+  all.clear();
+  for (Int d : {1, 2, 3, 4, 7, 8, 11, 12, 13, 59, 64})
+    all.push_back(outcome(shape(9, 9, d), d % 4 == 3));
+  EXPECT_EQ(contrast(all), "passes: all 7 cases with d % 4 != 3; fails: all 4 with d % 4 == 3");
+  all = {outcome(shape(5, 5, 8, 1, 4, 2), true), outcome(shape(5, 5, 8, 1, 4, 4), false)};
+  EXPECT_EQ(contrast(all),
+            "passes: the one case with a key head for each query head; fails: the one with groups "
+            "of query heads");
+}
+
+TEST(Contrast, ComparesLikeWithLike) {
+  std::vector<Outcome> all;
+  for (Int Nk : {3, 5, 64}) {
+    all.push_back(outcome(shape(5, Nk, 8), false));
+    all.push_back(outcome(shape(5, Nk, 8), true));
+    all.back().what = "padding NaN";
+  }
+  EXPECT_EQ(contrast(all),
+            "passes: all 3 cases with no 'padding NaN'; fails: all 3 with 'padding NaN'");
+  all[4].failed = true;
+  EXPECT_EQ(contrast(all), "passes: all 2 cases with Nk <= 5; fails: the one with Nk > 5");
+}
+
+TEST(Contrast, SaysWhereSomethingPassesTooAndNothingWhereNothingTells) {
+  std::vector<Outcome> all;
+  for (Causal c : {Causal::none, Causal::top_left, Causal::bottom_right})
+    for (Int N : {3, 5, 7, 9})
+      all.push_back(outcome(shape(N, 10 - N, 8, 1, 1, 1, c), c != Causal::none && N != 5));
+  EXPECT_EQ(contrast(all),
+            "passes: all 4 cases with no causal mask; fails: 6 of the 8 with a causal mask");
+  all.clear();
+  for (Int n = 0; n < 40; ++n)
+    all.push_back(outcome(shape(integer(3, std::uint64_t(n), 1, 99), 50, 8),
+                          hash(4, std::uint64_t(n)) % 2 == 0));
+  EXPECT_EQ(contrast(all), "");
 }
 
 Array random_array(Int B, Int H, Int N, Int d, std::uint64_t seed) {
@@ -347,6 +453,106 @@ TEST(ExpectRefusal, WantsTheRightExceptionWithTheRightWords) {
   EXPECT_NE(expect_refusal([] { throw std::invalid_argument("bad"); }, {"Nq"}), "");
   EXPECT_NE(expect_refusal([] { throw std::runtime_error("Nq"); }, {"Nq"}), "");
   EXPECT_NE(expect_refusal([] {}, {}), "");
+}
+
+// ---- what a test program says when it is ended ----
+
+TEST(AtWork, ACrashNamesItsCase) {
+  // Each in a child process, which inherits the handlers.
+  const auto die = [](int how) {
+    at_work_on("case  B1 Nq3\nthis case alone:  FA_CASE='B1 Nq3' program\n");
+    if (how == SIGABRT) std::abort();
+    volatile std::uintptr_t nowhere = 64;
+    if (how == SIGSEGV) *reinterpret_cast<int*>(nowhere) = 1;
+    raise(how);
+  };
+  for (auto [signal, words] : {std::pair{SIGSEGV, FA_SANITIZED ? "sanitizer" : "SIGSEGV"},
+                               {SIGABRT, "abort()"},
+                               {SIGFPE, FA_SANITIZED ? "sanitizer" : "SIGFPE"},
+                               {SIGTERM, "interrupted"}})
+    EXPECT_DEATH(die(signal), std::string(words) +
+                                  "[^\n]* at\ncase  B1 Nq3\nthis case alone:  "
+                                  "FA_CASE='B1 Nq3' program");
+}
+
+TEST(AtWork, ACaseThatTakesLongIsNamedBeforeItIsKilled) {
+  const auto wait = [] {
+    tell_what_ends(1);
+    at_work_on("case  B1 Nq3\n");
+    sleep(5);  // ends with the alarm
+    std::_Exit(3);
+  };
+  EXPECT_EXIT(wait(), testing::ExitedWithCode(3), "still at it:\ncase  B1 Nq3");
+}
+
+TEST(AtWork, NothingIsSaidOfWhatIsOver) {
+  const auto die = [] {
+    at_work_on("case  B1 Nq3\n");
+    at_work_on("");
+    raise(SIGTERM);
+  };
+  EXPECT_EXIT(die(), testing::KilledBySignal(SIGTERM), "^$");
+}
+
+// A forward that is wrong for more than one tile of keys, and one that cannot go on.
+StageUnderTest a_stage(const std::function<void(const ForwardCall<float>&)>& f) {
+  StageUnderTest s;
+  s.name = "invented";
+  s.f32.forward = f;
+  return s;
+}
+std::string output_of(const StageUnderTest& s, const Family& family) {
+  testing::TestPartResultArray failures;
+  testing::internal::CaptureStdout();
+  {
+    testing::ScopedFakeTestPartResultReporter instead(
+        testing::ScopedFakeTestPartResultReporter::INTERCEPT_ONLY_CURRENT_THREAD, &failures);
+    Run run(s, family);
+    family.body(run);
+    run.conclude();
+  }
+  std::string text;
+  for (int n = 0; n < failures.size(); ++n) text += failures.GetTestPartResult(n).message();
+  return text + testing::internal::GetCapturedStdout();
+}
+int occurrences(const std::string& text, const std::string& word) {
+  int n = 0;
+  for (auto at = text.find(word); at != std::string::npos; at = text.find(word, at + 1)) ++n;
+  return n;
+}
+
+TEST(Run, TellsThreeFailuresAndWhatTheyHaveInCommon) {
+  const StageUnderTest s = a_stage([](const ForwardCall<float>& call) {
+    BackwardCase<float> same({call.p});  // the same numbers, and the oracle's O
+    same.O.for_each([&](auto b, auto h, auto i, auto x) {
+      call.t.O.at(b, h, i)[x] = same.O.at(b, h, i, x) + (call.p.Nk > 64 && i >= 4 ? 1.0f : 0.0f);
+    });
+  });
+  const std::string text = output_of(s, {"Sizes", "awkward sizes", nullptr, [](auto& run) {
+                                           for (Int Nq : {3, 5, 7})
+                                             for (Int Nk : {1, 64, 65, 70, 90})
+                                               run.forward({shape(Nq, Nk, 4)});
+                                         }});
+  EXPECT_EQ(occurrences(text, "case  B1"), 3) << text;
+  EXPECT_NE(text.find("wrong: all of row 4 (the last)"), std::string::npos) << text;
+  EXPECT_NE(text.find("6 of 15 cases fail, the first 3 are shown"), std::string::npos) << text;
+  EXPECT_NE(text.find("passes: all 6 cases with Nk <= 64; fails: 6 of the 9 with Nk > 64"),
+            std::string::npos)
+      << text;
+}
+
+TEST(Run, LeavesOffWhereNothingWorksAnyMore) {
+  int calls = 0;
+  const StageUnderTest s = a_stage([&](const ForwardCall<float>&) {
+    ++calls;
+    throw std::runtime_error("illegal address");
+  });
+  const std::string text = output_of(s, {"Sizes", "awkward sizes", nullptr, [](auto& run) {
+                                           for (Int Nk = 1; Nk < 20; ++Nk)
+                                             run.forward({shape(2, Nk, 4)});
+                                         }});
+  EXPECT_EQ(calls, 3);
+  EXPECT_NE(text.find("3 of 3 cases fail; 16 more are left out"), std::string::npos) << text;
 }
 
 }  // namespace
