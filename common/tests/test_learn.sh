@@ -15,12 +15,19 @@ expect() { # CODE WORDS COMMAND...
 }
 expect 2 "unknown command 'fly'" ./learn fly
 expect 2 "unknown stage '99'" ./learn test 99
-expect 2 "unknown stage '1'" ./learn test 1
+expect 2 "unknown stage '9'" ./learn test 9
+expect 2 "unknown stage ''" ./learn test ""
 expect 2 "one stage or none" ./learn test 00 01
 expect 2 "needs a stage" ./learn bench
 expect 2 "no skeleton 06_optimized/exercise/2_cp_async.cu" ./learn practice 06 2_cp_async.cu
-expect 2 "no skeleton 06_optimized/exercise/mma.cu; there are: backward/1_mma.cu" ./learn practice 06 mma.cu
+expect 2 "no skeleton 06_optimized/exercise/mma.cu; there are: ptx/fragments.hpp forward/1_mma.cu" ./learn practice 6 mma.cu
+expect 2 "practice needs a stage first, for example: ./learn practice 01 --reset" ./learn practice --reset
+expect 2 "practice has no option '--solve'" ./learn practice 1 --solve
+expect 2 "bench has no option '--fast'" ./learn bench 02 --rounds 3 --fast
+expect 2 "--out needs a value" ./learn bench 02 --out
+expect 0 "usage: ./learn bench NN" ./learn bench 2 --help
 expect 2 "no option '--fast'" ./learn charts --fast
+expect 2 "no option '--resume'; it has --full, --again and --record" ./learn charts --resume
 expect 2 "unknown stage '7'" ./learn charts 7
 expect 2 "sweep has no option '--record'" ./learn sweep --only 04 --record
 expect 2 "no option '--solve'" ./learn hunt 00 --solve
@@ -31,5 +38,26 @@ expect 3 "no C++ compiler" env CXX=no-such-compiler ./learn see
 [ "$(./learn help | head -n 1)" = "usage: ./learn COMMAND" ] || { echo "FAILED: help"; failures=$((failures + 1)); }
 # From another folder, and by hand: the same.
 (cd / && "$OLDPWD/learn" help >/dev/null) || { echo "FAILED: from another folder"; failures=$((failures + 1)); }
+# By a link, and by a link to that.
+links=$(mktemp -d)
+ln -s "$PWD/learn" "$links/one" && ln -s one "$links/two"
+expect 2 "unknown stage '9'" "$links/two" test 9
+[ "$(ls "$links" | wc -l)" -eq 2 ] || { echo "FAILED: something was left beside a link"; failures=$((failures + 1)); }
+rm -r "$links"
+# What is not there is said in a line, with what to do. The tools that `learn` itself needs are left.
+bare=$(mktemp -d)
+for tool in sh dirname readlink sed tr awk df id grep cat uname cksum sort xargs head; do
+  ln -s "$(command -v $tool)" "$bare/$tool"
+done
+ln -s /bin/true "$bare/c++"
+expect 3 "missing: cmake ninja-build" env PATH="$bare" FA_PYTHON=/nowhere FA_NO_INSTALL=1 ./learn test 01
+ln -s /bin/true "$bare/ninja"
+printf '#!/bin/sh\necho "cmake version 3.22.1"\n' >"$bare/cmake" && chmod +x "$bare/cmake"
+expect 3 "cmake 3.25 or later is missing" env PATH="$bare" FA_PYTHON="$(command -v python3)" FA_NO_INSTALL=1 ./learn test 01
+ln -s /bin/false "$bare/python3"
+if ! /usr/bin/python3 -c '' 2>/dev/null; then
+  expect 3 "hunt needs Python 3.9 or later" env PATH="$bare" FA_PYTHON=/nowhere ./learn hunt 00
+fi
+rm -r "$bare"
 echo "$failures failures"
 [ "$failures" -eq 0 ]
