@@ -11,6 +11,7 @@
 #include "04_cuda_forward/cuda_forward.hpp"
 #include "05_cuda_backward/cuda_backward.hpp"
 #include "common/judge/cases.hpp"
+#include "common/judge/edge.hpp"
 #include "common/judge/gpu_test.hpp"
 #include "common/judge/stage.hpp"
 #include "common/judge/threads.hpp"
@@ -25,8 +26,13 @@ using Int = std::int64_t;
 
 // What a call needs from the caller beside tensors: scratch, for as long as the work runs.
 void run_on_gpu(const Problem& p, const Backward<float>& t, Options options) {
+#ifdef FA_EMULATED
+  const Edge scratch(scratch_bytes(p, options));
+  options.scratch = scratch.data();
+#else
   const DeviceMemory scratch(scratch_bytes(p, options));
   options.scratch = scratch.as<void>();
+#endif
   backward(p, t, options);
   FA_CUDA_CHECK(cudaDeviceSynchronize());
 }

@@ -2,9 +2,6 @@
 // CMakeLists.txt): its own bookkeeping is not what is being tested.
 #include "common/emulator/cuda_on_cpu.hpp"
 
-#include <sys/mman.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <cstdlib>
 #include <map>
@@ -435,11 +432,10 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int) {
   }
   return last_error = cudaErrorInvalidValue;
 }
-#ifdef FA_EMULATOR_ASAN
-// Exactly as long as asked for, so that AddressSanitizer sees an access beyond it.
 cudaError_t cudaMalloc(void** memory, std::size_t bytes) {
   *memory = nullptr;
   if (bytes > std::size_t(fa::available_memory())) return last_error = cudaErrorMemoryAllocation;
+  // Exactly as long as asked for, so that AddressSanitizer sees an access beyond it.
   if (posix_memalign(memory, 256, bytes) != 0) {
     *memory = nullptr;
     return last_error = cudaErrorMemoryAllocation;
@@ -451,42 +447,6 @@ cudaError_t cudaFree(void* memory) {
   std::free(memory);
   return cudaSuccess;
 }
-#else
-// At the end of its pages, as far as 16 bytes, a vector's alignment, allow; behind it is a page that
-// nobody may touch.
-namespace {
-struct Pages {
-  void* first;
-  std::size_t bytes;
-};
-std::map<void*, Pages> device_memory;
-std::mutex device_memory_mutex;
-}  // namespace
-cudaError_t cudaMalloc(void** memory, std::size_t bytes) {
-  *memory = nullptr;
-  if (bytes > std::size_t(fa::available_memory())) return last_error = cudaErrorMemoryAllocation;
-  const auto page = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
-  const std::size_t used = (bytes + page - 1) / page * page;
-  void* const first =
-      mmap(nullptr, used + page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (first == MAP_FAILED) return last_error = cudaErrorMemoryAllocation;
-  mprotect(static_cast<char*>(first) + used, page, PROT_NONE);
-  *memory = static_cast<char*>(first) + used - (bytes + 15) / 16 * 16;
-  std::memset(*memory, 0xff, bytes);
-  const std::lock_guard lock(device_memory_mutex);
-  device_memory[*memory] = {first, used + page};
-  return cudaSuccess;
-}
-cudaError_t cudaFree(void* memory) {
-  if (!memory) return cudaSuccess;
-  const std::lock_guard lock(device_memory_mutex);
-  const auto found = device_memory.find(memory);
-  if (found == device_memory.end()) return last_error = cudaErrorInvalidValue;
-  munmap(found->second.first, found->second.bytes);
-  device_memory.erase(found);
-  return cudaSuccess;
-}
-#endif
 cudaError_t cudaMemGetInfo(std::size_t* free, std::size_t* total) {
   *free = *total = std::size_t(fa::available_memory());
   return cudaSuccess;

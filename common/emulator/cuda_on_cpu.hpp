@@ -9,8 +9,7 @@
 // ThreadSanitizer, every fiber counts as a thread and only barriers order them: a race is reported
 // with its lines even where the result happens to be right.
 //
-// Shared memory is filled with NaN before each block, device memory when it is allocated. What is
-// read behind the end of device memory ends the program.
+// Shared memory is filled with NaN before each block, device memory when it is allocated.
 // Not here: time, several blocks at once, anything of stage 06 (tensor cores, cp.async, TMA).
 #pragma once
 #include <cmath>

@@ -8,7 +8,6 @@
 #include <cstdlib>
 #include <cstring>
 #include <iostream>
-#include <new>
 #include <stdexcept>
 
 #include "common/judge/at_work.hpp"
@@ -226,17 +225,6 @@ bool shares_a_tile(const Promises& promises, const Problem& p, std::int64_t i, s
   const std::int64_t last = std::min(i / rows * rows + rows, p.Nq) - 1;
   return j / keys * keys < visible_keys(p, 0, last);
 }
-
-Edge::Edge(std::size_t bytes) {
-  const auto page = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
-  const std::size_t used = (bytes + page - 1) / page * page;
-  mapped_ = used + page;
-  pages_ = mmap(nullptr, mapped_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (pages_ == MAP_FAILED) throw std::bad_alloc();
-  mprotect(static_cast<char*>(pages_) + used, page, PROT_NONE);
-  data_ = static_cast<char*>(pages_) + used - bytes;
-}
-Edge::~Edge() { munmap(pages_, mapped_); }
 
 const std::vector<OutOfLine>& out_of_line() {
   static const std::vector<OutOfLine> list = [] {

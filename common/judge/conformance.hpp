@@ -4,12 +4,12 @@
 
 #include <chrono>
 #include <functional>
-#include <memory>
 #include <string>
 #include <vector>
 
 #include "common/judge/cases.hpp"
 #include "common/judge/contrast.hpp"
+#include "common/judge/edge.hpp"
 #include "common/judge/stage.hpp"
 
 namespace fa::judge {
@@ -171,20 +171,6 @@ class Reserved {
   std::size_t bytes_ = 0;
 };
 
-// Memory that ends where a page without memory begins.
-class Edge {
- public:
-  explicit Edge(std::size_t bytes);
-  ~Edge();
-  Edge(const Edge&) = delete;
-  Edge& operator=(const Edge&) = delete;
-  void* data() const { return data_; }
-
- private:
-  void *data_ = nullptr, *pages_ = nullptr;
-  std::size_t mapped_ = 0;
-};
-
 // Does row i share a tile, of the size that the stage promises, with a row that sees key j?
 bool shares_a_tile(const Promises& promises, const Problem& p, std::int64_t i, std::int64_t j);
 
@@ -194,28 +180,6 @@ struct OutOfLine {
   Layout layout;
 };
 const std::vector<OutOfLine>& out_of_line();
-
-// A copy of a buffer's tensor whose last element is the last that may be read or written: what
-// follows is a page of addresses without memory.
-template <class T>
-class AtTheEdge {
- public:
-  explicit AtTheEdge(Buffer<T>& x) : view_(x.view()) {
-    // Rows in order, without gaps after the last: from the first element to the last.
-    const auto elements =
-        std::size_t(x.B() == 0 || x.H() == 0 || x.N() == 0
-                        ? 0
-                        : &x.at(x.B() - 1, x.H() - 1, x.N() - 1, x.d() - 1) - &x.at(0, 0, 0) + 1);
-    edge_ = std::make_unique<Edge>(elements * sizeof(T));
-    view_.data = static_cast<T*>(edge_->data());
-    std::memcpy(edge_->data(), x.view().data, elements * sizeof(T));
-  }
-  View<T> view() const { return view_; }
-
- private:
-  std::unique_ptr<Edge> edge_;
-  View<T> view_;
-};
 
 // Empty if f() comes to its end in a child process; else what ended it.
 std::string survives(const std::function<void()>& f);

@@ -269,7 +269,6 @@ void backward_bounds(Run& run) {
     using T = decltype(type);
     for (Int d : {13, 16})
       for (Causal mask : masks(run)) {
-        // 20 rows: scratch of fp32 for them ends at a multiple of 16 bytes, where a page may end.
         const Spec spec{shape(20, 35, run.d(d), 1, 2, 1, mask)};
         run.run<T>(spec, "", [&]() -> std::string {
           BackwardCase<T> c(spec);
