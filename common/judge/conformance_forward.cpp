@@ -338,7 +338,8 @@ void non_finite(Run& run) {
         return lost.report() + reached.report();
       };
       // A key in the middle, and one that no row sees, beside rows that fill no vector.
-      for (auto [Nq, Nk, bad] : {std::tuple<Int, Int, Int>{40, 50, 23}, {17, 22, 21}}) {
+      for (const auto& [rows, keys, key] : {std::tuple<Int, Int, Int>{40, 50, 23}, {17, 22, 21}}) {
+        const Int Nq = rows, Nk = keys, bad = key;  // bindings cannot be captured
         Spec s = spec;
         s.p.Nq = Nq;
         s.p.Nk = Nk;
