@@ -1,11 +1,13 @@
 // The contract in common/core: masks, views, argument checks, memory limits.
 #include <gtest/gtest.h>
+#include <sys/mman.h>
 #include <sys/resource.h>
 
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -79,7 +81,8 @@ TEST(View, AddressesRowsOfAnyLayout) {
   EXPECT_EQ(BNHD.rows(1, 2, 4, 5)[3] - memory.data(), 60 + 2 * 5 + 3 * 15);
 }
 
-std::string refusal(const Problem& p, const Forward<float>& t) {
+template <class Tensors>
+std::string refusal(const Problem& p, const Tensors& t) {
   try {
     check_problem("me", p, 8);
     check_tensors("me", p, t);
@@ -87,6 +90,127 @@ std::string refusal(const Problem& p, const Forward<float>& t) {
     return e.what();
   }
   return "accepted";
+}
+
+TEST(Check, NamesTheSizeThatIsWrongWithItsValue) {
+  const auto words = [](auto change) {
+    Problem p = shape(6, 7);
+    p.B = 2;
+    p.Hq = 4;
+    p.Hkv = 2;
+    change(p);
+    return refusal(p, Forward<float>{});
+  };
+  EXPECT_EQ(words([](Problem& p) { p.B = -1; }), "me: B must not be negative, got -1");
+  EXPECT_EQ(words([](Problem& p) { p.Hq = -2; }), "me: Hq must not be negative, got -2");
+  EXPECT_EQ(words([](Problem& p) { p.Hkv = -3; }), "me: Hkv must not be negative, got -3");
+  EXPECT_EQ(words([](Problem& p) { p.Nq = -4; }), "me: Nq must not be negative, got -4");
+  EXPECT_EQ(words([](Problem& p) { p.Nk = -5; }), "me: Nk must not be negative, got -5");
+  EXPECT_EQ(words([](Problem& p) { p.d = 9; }), "me: d must lie in [1, 8], got 9");
+  EXPECT_EQ(words([](Problem& p) { p.Hkv = 3; }),
+            "me: Hq must be a multiple of Hkv, got Hq = 4, Hkv = 3");
+  // Each tensor would fit, but nobody could count the scores.
+  EXPECT_EQ(words([](Problem& p) { p.Nq = p.Nk = Int(1) << 32; }),
+            "me: B * H * N * d does not fit 64 bits");
+}
+
+TEST(Check, AScaleMustBeFiniteInTheTypeOfTheScores) {
+  std::vector<double> m(4096);
+  Problem p = shape(6, 6);
+  p.scale = 1e39;
+  const auto at = [&](Int n) { return contiguous(m.data() + n, 1, 6, 4); };
+  EXPECT_EQ(refusal(p, Forward<double>{at(0), at(100), at(200), at(300), nullptr}), "accepted");
+  std::vector<float> f(4096);
+  const auto of_float = [&](Int n) { return contiguous(f.data() + n, 1, 6, 4); };
+  EXPECT_EQ(refusal(p, Forward<float>{of_float(0), of_float(100), of_float(200), of_float(300)}),
+            "me: scale must be finite in the type of the scores, got 1e+39");
+}
+
+// Every pair of an output and another tensor: side by side they are accepted, in either order; one
+// element shared, and the refusal names both. Nq, Nk and the numbers of heads all differ, so a size
+// taken for another shows.
+struct Placed {
+  const char* name;
+  Int heads, rows, d;
+  bool output;
+  Int at = 0;  // where it begins
+
+  Int elements() const { return 2 * heads * rows * d; }  // B = 2
+};
+template <class Call>
+void every_pair(std::vector<Placed> tensors, Call call) {
+  const auto spread = [&] {
+    Int n = 0;
+    for (Placed& x : tensors) {
+      x.at = n;
+      n += x.elements() + 500;
+    }
+  };
+  spread();
+  ASSERT_EQ(call(tensors), "accepted");
+  for (std::size_t o = 0; o < tensors.size(); ++o)
+    for (std::size_t i = 0; i < tensors.size(); ++i) {
+      if (!tensors[o].output || i == o || (tensors[i].output && i > o)) continue;
+      const std::string both =
+          std::string("me: ") + tensors[o].name + " overlaps " + tensors[i].name + ";";
+      for (bool behind : {true, false})
+        for (Int shared : {0, 1}) {
+          spread();
+          const Int middle = 20000;  // room on both sides
+          tensors[i].at = middle;
+          tensors[o].at = behind ? middle + tensors[i].elements() - shared
+                                 : middle - tensors[o].elements() + shared;
+          const std::string words = call(tensors);
+          EXPECT_EQ(words.substr(0, both.size()), shared ? both : std::string("accepted"))
+              << tensors[o].name << (behind ? " behind " : " in front of ") << tensors[i].name;
+        }
+    }
+}
+TEST(Check, OverlapOfEveryPairIsFoundAndNoOther) {
+  std::vector<float> m(40000);
+  Problem p = shape(6, 9);
+  p.B = 2;
+  p.Hq = 4;
+  p.Hkv = 2;
+  const auto view = [&](const Placed& x) {
+    return contiguous(m.data() + x.at, x.heads, x.rows, x.d);
+  };
+  every_pair({{"Q", 4, 6, 4, false},
+              {"K", 2, 9, 4, false},
+              {"V", 2, 9, 4, false},
+              {"O", 4, 6, 4, true},
+              {"LSE", 4, 6, 1, true}},
+             [&](const std::vector<Placed>& x) {
+               return refusal(p, Forward<float>{view(x[0]), view(x[1]), view(x[2]), view(x[3]),
+                                                m.data() + x[4].at});
+             });
+  every_pair({{"Q", 4, 6, 4, false},
+              {"K", 2, 9, 4, false},
+              {"V", 2, 9, 4, false},
+              {"O", 4, 6, 4, false},
+              {"dO", 4, 6, 4, false},
+              {"LSE", 4, 6, 1, false},
+              {"dQ", 4, 6, 4, true},
+              {"dK", 2, 9, 4, true},
+              {"dV", 2, 9, 4, true}},
+             [&](const std::vector<Placed>& x) {
+               return refusal(
+                   p, Backward<float>{view(x[0]), view(x[1]), view(x[2]), view(x[3]), view(x[4]),
+                                      m.data() + x[5].at, view(x[6]), view(x[7]), view(x[8])});
+             });
+}
+
+TEST(Check, TensorsOfNothingMayBeNull) {
+  float m[64] = {};
+  const View<float> x = contiguous(m, 1, 5, 4), y = contiguous(m + 32, 1, 5, 4), none{};
+  const auto nothing = [&](Int Nq, Int Nk) {
+    return refusal(shape(Nq, Nk), Forward<float>{Nq ? x : none, Nk ? x : none, Nk ? x : none,
+                                                 Nq ? y : none, nullptr});
+  };
+  EXPECT_EQ(nothing(0, 5), "accepted");
+  EXPECT_EQ(nothing(5, 0), "accepted");
+  EXPECT_EQ(nothing(0, 0), "accepted");
+  EXPECT_EQ(nothing(5, 5), "accepted");
 }
 
 TEST(Check, OverlapIsExactNotARange) {
@@ -107,6 +231,41 @@ TEST(Check, OverlapIsExactNotARange) {
   EXPECT_EQ(refusal(p, t), "accepted");
 }
 
+TEST(Check, OverlapWhateverTheStrides) {
+  std::vector<float> m(4096);
+  const auto far = [&](Int n) { return contiguous<const float>(m.data() + 1000 * n, 1, 6, 4); };
+  // Row for row beside Q, and strides differ only where there is one head in one batch entry.
+  Forward<float> t{{m.data(), 0, 0, 8}, far(1), far(2), {m.data() + 4, 99, 24, 8}, nullptr};
+  EXPECT_EQ(refusal(shape(6, 6), t), "accepted");
+  t.O.data -= 1;
+  EXPECT_EQ(refusal(shape(6, 6), t).substr(0, 17), "me: O overlaps Q;");
+  t.O.data += 2;  // into Q's next row
+  EXPECT_EQ(refusal(shape(6, 6), t).substr(0, 17), "me: O overlaps Q;");
+  // Rows that run backwards lie in front of where they begin.
+  t.Q = contiguous<const float>(m.data() + 90, 1, 6, 4);
+  t.O = {m.data() + 100 + 5 * 4, 0, 0, -4};
+  EXPECT_EQ(refusal(shape(6, 6), t).substr(0, 17), "me: O overlaps Q;");
+  t.O.data += 14;
+  EXPECT_EQ(refusal(shape(6, 6), t), "accepted");
+  // One row: strides that nobody uses may be equal where lengths are not.
+  t = {{m.data(), 1, 1, 1}, far(1), far(2), contiguous(m.data() + 3000, 1, 1, 4), m.data() + 2};
+  EXPECT_EQ(refusal(shape(1, 1), t),
+            "me: LSE overlaps Q; outputs must not share memory with inputs");
+  t.LSE = m.data() + 4;
+  EXPECT_EQ(refusal(shape(1, 1), t), "accepted");
+}
+
+TEST(Check, EveryStrideMustFit64Bits) {
+  std::vector<float> m(4096);
+  const auto at = [&](Int n) { return contiguous(m.data() + n, 1, 6, 4); };
+  for (Int View<float>::*stride : {&View<float>::batch, &View<float>::head, &View<float>::row}) {
+    Forward<float> t{at(0), at(100), at(200), at(300), nullptr};
+    t.O.*stride = -(Int(1) << 62);
+    EXPECT_EQ(refusal(shape(6, 6), t),
+              "me: a stride of O reaches beyond 64 bits: -4611686018427387904");
+  }
+}
+
 TEST(Check, MisalignedPointersAreRefused) {
   std::vector<float> m(4096);
   const auto at = [&](Int n) { return contiguous(m.data() + n, 1, 6, 4); };
@@ -114,6 +273,14 @@ TEST(Check, MisalignedPointersAreRefused) {
   EXPECT_EQ(refusal(shape(6, 6), t), "accepted");
   t.O.data = reinterpret_cast<float*>(reinterpret_cast<char*>(t.O.data) + 2);
   EXPECT_NE(refusal(shape(6, 6), t).find("O must be aligned"), std::string::npos);
+  // Where a float may begin, a double may not.
+  const auto of_doubles = [&](Int n) {
+    return contiguous(reinterpret_cast<double*>(m.data() + n), 1, 6, 4);
+  };
+  EXPECT_NE(refusal(shape(6, 6), Forward<double>{of_doubles(0), of_doubles(101), of_doubles(200),
+                                                 of_doubles(300), nullptr})
+                .find("K must be aligned to its element, 8 bytes"),
+            std::string::npos);
 }
 
 [[noreturn, maybe_unused]] void refused_under_a_limit_of_256_mib() {
@@ -127,6 +294,35 @@ TEST(Check, MisalignedPointersAreRefused) {
     std::_Exit(available_memory() <= Int(256 * MiB) ? 7 : 8);
   }
   std::_Exit(9);
+}
+
+// Half a GiB of the whole one is taken.
+[[noreturn, maybe_unused]] void half_of_the_limit_is_used() {
+  const rlim_t MiB = 1 << 20;
+  const rlimit limit{1024 * MiB, 1024 * MiB};
+  setrlimit(RLIMIT_AS, &limit);
+  void* const taken =
+      mmap(nullptr, 512 * MiB, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  const Int free = available_memory();
+  std::_Exit(taken == MAP_FAILED ? 6 : free > Int(512 * MiB) ? 8 : 7);
+}
+TEST(CheckMemory, WhatIsInUseIsNotFree) {
+#if FA_SANITIZED || !defined(__linux__)
+  GTEST_SKIP() << "sanitizers reserve terabytes of address space, and macOS keeps no such limit";
+#else
+  EXPECT_EXIT(half_of_the_limit_is_used(), testing::ExitedWithCode(7), "");
+#endif
+}
+
+TEST(CheckMemory, IsWhatTheSystemHasAtMost) {
+  std::ifstream file("/proc/meminfo");
+  std::string word;
+  Int kib = 0;
+  while (file >> word && word != "MemTotal:") {
+  }
+  if (!(file >> kib)) GTEST_SKIP() << "the system does not say what it has";
+  EXPECT_LE(available_memory(), 1024 * kib);
+  EXPECT_GE(available_memory(), Int(64) << 20);  // or no test would run
 }
 
 // In a child process, because a limit on the address space cannot be taken back.
