@@ -9,7 +9,8 @@
 // ThreadSanitizer, every fiber counts as a thread and only barriers order them: a race is reported
 // with its lines even where the result happens to be right.
 //
-// Shared memory is filled with NaN before each block, device memory when it is allocated.
+// Shared memory is filled with NaN before each block, device memory when it is allocated. A write
+// behind the shared memory that a launch asked for is an error of that launch.
 // Not here: time, several blocks at once, anything of stage 06 (tensor cores, cp.async, TMA).
 #pragma once
 #include <cmath>

@@ -18,6 +18,7 @@ __global__ void uninitialised_static_kernel(float* out) {
   out[threadIdx.x] = s[threadIdx.x];
   s[threadIdx.x] = 1;
 }
+__global__ void write_shared_kernel() { dynamic_shared<float>()[threadIdx.x] = 1; }
 __global__ void shuffles_kernel(int* out) {
   const int lane = int(threadIdx.x) % 32;
   int sum = lane;
@@ -70,6 +71,9 @@ void read_uninitialised(float* out) {
 }
 void read_uninitialised_static(float* out) {
   FA_LAUNCH(uninitialised_static_kernel, dim3(2), dim3(32), 0, nullptr, out);
+}
+void write_shared(unsigned threads, std::size_t shared_bytes) {
+  FA_LAUNCH(write_shared_kernel, dim3(1), dim3(threads), shared_bytes, nullptr);
 }
 void shuffles(int* out) { FA_LAUNCH(shuffles_kernel, dim3(1), dim3(64), 0, nullptr, out); }
 void count(float* out) { FA_LAUNCH(count_kernel, dim3(4), dim3(64), 0, nullptr, out); }

@@ -173,6 +173,15 @@ TEST(Emulator, SharedMemoryBeginsAsNaN) {
   test_kernels::read_uninitialised_static(out.data());  // a block must not see the one before
   for (float x : out) EXPECT_TRUE(std::isnan(x));
 }
+TEST(Emulator, AWriteBehindSharedMemoryIsReported) {
+#if FA_SANITIZED
+  GTEST_SKIP() << "a sanitizer would end the program, as it should";
+#else
+  EXPECT_EQ(error([] { test_kernels::write_shared(33, 33 * 4); }), "no error");
+  expect_words(error([] { test_kernels::write_shared(33, 32 * 4); }),
+               {"launch of write_shared_kernel failed at", "illegal memory access"});
+#endif
+}
 TEST(Emulator, DeviceMemoryBeginsAsNaN) { EXPECT_TRUE(std::isnan(*DeviceMemory(4).as<float>())); }
 TEST(Emulator, ThreadsThatWaitForEachOtherForEverAreReported) {
   expect_words(error([] { test_kernels::diverge(); }),
