@@ -181,14 +181,22 @@ void backward_lengths(Run& run) {
 void backward_non_finite(Run& run) {
   const double nan = std::nan("");
   const Promises& promises = run.promises();
-  for (Causal mask : masks(run))
+  // A row in the middle; with two tiles on the diagonal, the last row of one and the first of the
+  // next.
+  std::vector<std::tuple<Causal, Int, Int, Int>> places;
+  for (Causal mask : masks(run)) places.push_back({mask, 40, 50, 23});
+  if (const Int tile = promises.nan_tile; tile > 1 && promises.causal && promises.host_memory)
+    for (Int bad : {tile - 1, tile}) places.push_back({Causal::top_left, tile + 6, tile + 6, bad});
+  for (const auto& place : places)
     for (char tensor : {'Q', 'K', 'V', 'd'})
       run.each_type([&](auto type) {
         using T = decltype(type);
-        const Int bad = 23;
-        const Spec spec{shape(40, 50, run.d(8), 1, 1, 1, mask)};
+        const auto [mask, Nq, Nk, row] = place;
+        const Int bad = row;
+        const Spec spec{shape(Nq, Nk, run.d(8), 1, 1, 1, mask)};
         const std::string name = tensor == 'd' ? "dO" : std::string(1, tensor);
-        run.run<T>(spec, "NaN in row 23 of " + name, [&]() -> std::string {
+        const std::string what = "NaN in row " + std::to_string(bad) + " of " + name;
+        run.run<T>(spec, what, [&]() -> std::string {
           BackwardCase<T> clean(spec), dirty(spec);
           auto& x = tensor == 'Q'   ? dirty.Q
                     : tensor == 'K' ? dirty.K
@@ -370,6 +378,24 @@ void backward_empty(Run& run) {
   for (const Problem& p :
        {shape(5, 7, d, 0, 2, 1), shape(0, 7, d), shape(5, 0, d, 2, 2, 1), shape(5, 7, d, 1, 0, 2)})
     run.backward({p});
+  // What holds nothing need not be anywhere.
+  if (!run.promises().host_memory) return;
+  for (const Problem& p : {shape(5, 7, d, 0, 2, 1), shape(0, 7, d), shape(5, 0, d)})
+    run.each_type([&](auto type) {
+      using T = decltype(type);
+      run.run<T>({p}, "from null", [&]() -> std::string {
+        BackwardCase<T> c({p});
+        BackwardCall<T> call = c.call();
+        if (p.B * p.Nq == 0) {
+          call.t.Q.data = call.t.O.data = call.t.dO.data = call.t.dQ.data = nullptr;
+          call.t.LSE = nullptr;
+        }
+        if (p.B * p.Nk == 0)
+          call.t.K.data = call.t.V.data = call.t.dK.data = call.t.dV.data = nullptr;
+        run.functions<T>().backward(call);
+        return c.verdict();
+      });
+    });
 }
 
 // The stage's own forward in double, differentiated numerically, must agree with its backward.

@@ -197,9 +197,10 @@ void layouts(Run& run) {
 void bounds(Run& run) {
   run.each_type([&](auto type) {
     using T = decltype(type);
-    for (Int d : {13, 16})
+    // Ends that fill no tile and no vector, by one column or one row only.
+    for (auto [Nq, d] : {std::pair{21, 13}, {21, 16}, {32, 15}, {31, 16}})
       for (Causal mask : masks(run)) {
-        const Spec spec{shape(21, 35, run.d(d), 1, 2, 1, mask)};
+        const Spec spec{shape(Nq, 35, run.d(d), 1, 2, 1, mask)};
         run.run<T>(spec, "", [&]() -> std::string {
           ForwardCase<T> c(spec, run.promises().lse);
           c.call();
@@ -305,6 +306,20 @@ void empty_sizes(Run& run) {
   for (const Problem& p : {shape(5, 7, d, 0, 2, 1), shape(5, 7, d, 2, 0, 0), shape(0, 7, d),
                            shape(0, 0, d), shape(5, 0, d, 2, 2, 1)})
     run.forward({p});  // where Nk = 0 the oracle wants O = 0 and LSE = -infinity
+  // What holds nothing need not be anywhere.
+  if (!run.promises().host_memory) return;
+  for (const Problem& p : {shape(5, 7, d, 0, 2, 1), shape(0, 7, d), shape(5, 0, d)})
+    run.each_type([&](auto type) {
+      using T = decltype(type);
+      run.run<T>({p}, "from null", [&]() -> std::string {
+        ForwardCase<T> c({p}, run.promises().lse);
+        ForwardCall<T> call = c.call();
+        if (p.B * p.Nq == 0) call.t.Q.data = call.t.O.data = nullptr, call.t.LSE = nullptr;
+        if (p.B * p.Nk == 0) call.t.K.data = call.t.V.data = nullptr;
+        run.functions<T>().forward(call);
+        return c.verdict();
+      });
+    });
 }
 
 void non_finite(Run& run) {
@@ -337,8 +352,12 @@ void non_finite(Run& run) {
           }
         return lost.report() + reached.report();
       };
-      // A key in the middle, and one that no row sees, beside rows that fill no vector.
-      for (const auto& [rows, keys, key] : {std::tuple<Int, Int, Int>{40, 50, 23}, {17, 22, 21}}) {
+      // A key in the middle, one that no row sees, beside rows that fill no vector, and the first
+      // one behind a tile.
+      std::vector<std::tuple<Int, Int, Int>> places = {{40, 50, 23}, {17, 22, 21}};
+      if (const Int tile = run.promises().nan_tile; tile > 1 && run.promises().host_memory)
+        places.push_back({tile + 6, tile + 6, tile});
+      for (const auto& [rows, keys, key] : places) {
         const Int Nq = rows, Nk = keys, bad = key;  // bindings cannot be captured
         Spec s = spec;
         s.p.Nq = Nq;
@@ -386,6 +405,18 @@ void non_finite(Run& run) {
           return zeros + x.verdict();
         });
       }
+      // -infinity + infinity is NaN, -infinity - infinity is not: one row has a NaN, and it alone
+      // must not go on as if it saw nothing.
+      if (run.promises().large_scores)
+        run.run("every score -infinity, one NaN in one row" + t, [&] {
+          ForwardCase<T> x(spec, run.promises().lse);
+          x.Q.fill([](auto, auto, auto i, auto e) { return e == 1 && i != 31 ? -1.0 : 1.0; });
+          x.K.fill([](auto, auto, auto j, auto e) {
+            return e == 0 ? -infinity : e == 1 && j == 7 ? infinity : 1.0;
+          });
+          forward(run, x);
+          return x.verdict();
+        });
     });
 }
 
