@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <string>
 #include <vector>
 
 #include "00_naive/naive.hpp"
@@ -102,6 +103,33 @@ TEST(Memory, WhatCannotFitIsRefusedInWords) {
   }
   EXPECT_NE(text.find("naive: no memory for 2 matrices of Nq x Nk:"), std::string::npos) << text;
   EXPECT_NE(text.find("MiB are free"), std::string::npos) << text;
+}
+
+// Empty, or the words of the refusal; the memory is asked for before any tensor is looked at.
+template <class F>
+std::string refusal(F f) {
+  try {
+    f();
+  } catch (const std::invalid_argument& e) {
+    return e.what();
+  }
+  return {};
+}
+TEST(Memory, CountsWhatEachMethodAndTypeTakes) {
+  const Problem p = square(std::int64_t(1) << 24, 64);
+  EXPECT_NE(refusal([&] { naive::forward(p, Forward<float>{}); }).find(": 2147483648.0 MiB"),
+            std::string::npos);
+  EXPECT_NE(refusal([&] { naive::forward(p, Forward<double>{}); }).find(": 4294967296.0 MiB"),
+            std::string::npos);
+  EXPECT_NE(refusal([&] { naive::backward(p, Backward<float>{}); }).find(": 4294967296.0 MiB"),
+            std::string::npos);
+  // One query: its row is short, but the Jacobian has a row for every key.
+  Problem one = p;
+  one.Nq = 1;
+  EXPECT_NE(refusal([&] {
+              naive::backward(one, Backward<float>{}, {naive::SoftmaxGradient::jacobian});
+            }).find("no memory"),
+            std::string::npos);
 }
 
 TEST(TinyProblem, MatchesTheChapter) {

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <string>
 
 #include "00_naive/naive.hpp"
 #include "01_safe_softmax/safe_softmax.hpp"
@@ -88,6 +89,24 @@ TEST(PreviousStage, AgreesWhereStage00IsRight) {
     });
     EXPECT_EQ(c.report(), "") << x.spec.name();
   }
+}
+
+template <class T>
+std::string refusal(const Problem& p) {
+  try {
+    safe_softmax::forward(p, Forward<T>{});
+  } catch (const std::invalid_argument& e) {
+    return e.what();
+  }
+  return "accepted";
+}
+TEST(Memory, WhatCannotFitIsRefusedInWords) {
+  const Problem p = square(std::int64_t(1) << 24, 64, {}).p;  // 2 PiB of scores
+  EXPECT_NE(
+      refusal<float>(p).find("safe_softmax: no memory for 2 matrices of Nq x Nk: 2147483648.0 MiB"),
+      std::string::npos)
+      << refusal<float>(p);
+  EXPECT_NE(refusal<double>(p).find(": 4294967296.0 MiB"), std::string::npos);
 }
 
 TEST(TinyProblem, MatchesTheChapter) {
