@@ -183,6 +183,17 @@ TEST(Merge, AnySplitGivesTheWhole) {
   }
 }
 
+TEST(Merge, TheResultMayTakeThePlaceOfEitherPart) {
+  for (bool second : {false, true}) {
+    double O1[] = {1, -2, 3}, O2[] = {-5, 7, 11}, O[3], L = 0, L_in_place = 0;
+    online_softmax::merge(O1, 0.5, O2, -0.25, 3, O, &L);
+    double* const place = second ? O2 : O1;
+    online_softmax::merge(O1, 0.5, O2, -0.25, 3, place, &L_in_place);
+    for (int x = 0; x < 3; ++x) EXPECT_EQ(place[x], O[x]) << (second ? "O2" : "O1");
+    EXPECT_EQ(L_in_place, L);
+  }
+}
+
 TEST(Merge, OrderAndGroupingDoNotMatter) {
   Spec spec;
   spec.p.Nq = 4;
