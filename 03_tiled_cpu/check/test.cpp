@@ -6,6 +6,8 @@
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
+#include <new>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -113,6 +115,25 @@ TEST(Heads, EveryBatchEntryHasItsOwn) {
     tiled_cpu::forward(c.p, c.call().t, {kernel});
     EXPECT_EQ(c.verdict(), "") << spec.name() << " fast: " << (kernel == Kernel::fast);
   }
+}
+
+// The same for the lesson, with tiles that the problem does not fill.
+TEST(Tiles, StayInsideTheirScratch) {
+  Spec spec;
+  spec.p.Nq = 10;
+  spec.p.Nk = 19;
+  spec.p.d = 5;
+  ForwardCase<float> c(spec, true);
+  const auto call = c.call();
+  const std::size_t inside = tiled_cpu::scratch_elements(7, 8, 5);
+  std::vector<float> scratch(2 * inside, 77.0f);
+  for (Int i0 : {0, 7})
+    tiled_cpu::attention_tile<float>(call.t.Q.rows(0, 0, 10, 5), call.t.K.rows(0, 0, 19, 5),
+                                     call.t.V.rows(0, 0, 19, 5), float(call.p.softmax_scale()),
+                                     Mask(call.p, 0), i0, 7, 8, scratch.data(),
+                                     call.t.O.rows(0, 0, 10, 5), call.t.LSE);
+  EXPECT_EQ(c.verdict(), "");
+  for (std::size_t n = inside; n < scratch.size(); ++n) ASSERT_EQ(scratch[n], 77.0f) << n - inside;
 }
 
 // Four full groups of lanes and a part of a second block, with more components than a tile has
@@ -247,6 +268,33 @@ TEST(ParallelFor, RunsEveryTaskOnceAndPassesExceptionsOn) {
                std::runtime_error);
 }
 
+TEST(ParallelFor, StartsNoMoreThreadsThanThereAreTasks) {
+  std::atomic<int> workers{0};
+  parallel_for(2, 9, [&] {
+    ++workers;
+    return [](Int) {};
+  });
+  EXPECT_LE(workers, 2);
+}
+
+// As when there is no memory for what a worker owns. In a child, for the other way to end it is
+// std::terminate.
+[[noreturn]] void no_worker_can_be_made() {
+  std::atomic<int> tasks{0};
+  try {
+    parallel_for(50, 3, [&] {
+      if (tasks >= 0) throw std::bad_alloc();
+      return [&](Int) { ++tasks; };
+    });
+  } catch (const std::bad_alloc&) {
+    std::_Exit(tasks == 0 ? 7 : 8);
+  }
+  std::_Exit(9);
+}
+TEST(ParallelFor, PassesOnWhatTheMakingOfAWorkerThrows) {
+  EXPECT_EXIT(no_worker_can_be_made(), testing::ExitedWithCode(7), "");
+}
+
 TEST(ParallelFor, NoTaskBeginsAfterAnException) {
   std::atomic<bool> throwing{false};
   std::atomic<int> begun{0};
@@ -336,6 +384,32 @@ TEST(Memory, TilesThatDoNotQuiteFitAreRefused) {
           << "N " << N << ", " << threads << " threads";
     }
 }
+
+#if defined(__linux__) && !FA_SANITIZED
+// One thread's tile of 4096 x 4096 would fit.
+[[noreturn]] void tiles_of_64_threads_in_one_gib() {
+  const double one[1] = {1};
+  std::vector<double> O(64 * 4096);
+  Problem p;
+  p.Hq = 64;
+  p.Nq = p.Nk = 4096;
+  p.d = 1;
+  const View<const double> x{one, 1, 1, 0};
+  limit_address_space(1024);
+  try {
+    const Forward<double> t{x, x, x, contiguous(O.data(), 64, 4096, 1), nullptr};
+    tiled_cpu::forward(p, t, {Kernel::tiled, 64, 4096, 4096});
+  } catch (const std::invalid_argument& e) {
+    std::fputs(e.what(), stderr);
+    std::_Exit(7);
+  }
+  std::_Exit(9);
+}
+TEST(Memory, EveryThreadNeedsItsTiles) {
+  EXPECT_EXIT(tiles_of_64_threads_in_one_gib(), testing::ExitedWithCode(7),
+              "no memory for 64 x 16789504 elements of scratch: 8198.0 MiB");
+}
+#endif
 
 // Tiles larger than the problem are clipped to it, and so is their memory.
 TEST(Memory, LargeTilesOfASmallProblemTakeLittle) {
@@ -428,6 +502,14 @@ TEST(Options, BadOnesAreRefusedInWords) {
   options = {};
   options.Br = 0;
   refuses(options, "got 0 and 64");
+  options.Br = 65537;
+  refuses(options, "must lie in [1, 65536], got 65537 and 64");
+  for (Int Bc : {0, -1, 65537}) {
+    options = {};
+    options.Bc = Bc;
+    const std::string words = "got 64 and " + std::to_string(Bc);
+    refuses(options, words.c_str());
+  }
   refuses({Kernel::fast}, "'fast' is for float");
 }
 
