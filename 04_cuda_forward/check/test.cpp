@@ -165,8 +165,15 @@ TEST_F(Gpu, RefusesMoreBlocksThanAGridHolds) {
   float memory[8] = {};
   const View<float> v{memory, 0, 0, 0}, o{memory + 4, 0, 0, 1};
   const Forward<float> t{v, v, v, o, nullptr};
-  EXPECT_NE(refusal([&] { cuda_forward::forward(p, t, {Kernel::tiled}); }).find("below 2^31"),
-            std::string::npos);
+  EXPECT_EQ(refusal([&] { cuda_forward::forward(p, t, {Kernel::tiled}); }),
+            "cuda_forward: B Hq ceil(Nq / 16) must be below 2^31, got B = 1, Hq = 1, "
+            "Nq = 68719476736");
+  p.Nq = 1;
+  p.Hq = p.Hkv = Int(1) << 31;  // nobody reads or writes that far
+  const Forward<float> many{v, v, v, {memory + 4, 0, 1, 1}, nullptr};
+  EXPECT_EQ(refusal([&] { cuda_forward::forward(p, many, {Kernel::tiled}); }),
+            "cuda_forward: B Hq ceil(Nq / 16) must be below 2^31, got B = 1, Hq = 2147483648, "
+            "Nq = 1");
 }
 
 TEST_F(Gpu, SaysHowMuchSharedMemoryIsMissing) {

@@ -151,6 +151,8 @@ TEST(Context, WantsTheLogSumExp) {
   ForwardCase<float> c(spec(2, 2, 2), false);
   EXPECT_NE(refusal([&] { Context<float>(c.p, c.call().t); }).find("not asked for LSE"),
             std::string::npos);
+  c.p.Nq = 0;  // no row, no LSE
+  EXPECT_EQ(refusal([&] { Context<float>(c.p, c.call().t); }), "accepted");
 }
 
 // ---- delta, and the choice of who computes it
@@ -186,7 +188,9 @@ TEST_F(Gpu, ScratchIsWhatTheMethodNeeds) {
   p.Hq = 4;
   p.Hkv = 4;
   EXPECT_EQ(scratch_bytes(p, {}), 4u * 3 * 4 * 100);
+  EXPECT_EQ(scratch_bytes(p, {Kernel::two_kernels, Delta::with_dq}), 4u * 3 * 4 * 100);
   EXPECT_EQ(scratch_bytes(p, {Kernel::two_kernels, Delta::in_loop}), 0u);
+  EXPECT_EQ(scratch_bytes(p, {Kernel::atomic}), 4u * 3 * 4 * 100);
   EXPECT_EQ(scratch_bytes(p, {Kernel::stored}), 2u * 4 * 3 * 4 * 100 * 80);
   BackwardCase<float> c(spec(4, 4, 4));
   EXPECT_NE(refusal([&] { backward(c.p, c.call().t); }).find("scratch_bytes() = 16"),
@@ -309,6 +313,33 @@ TEST_F(Gpu, RefusesOtherTypesThanFloat) {
             std::string::npos);
 }
 
+// Many queries, then many keys, in views over so many addresses that nobody owns: one runs up, one
+// down, and what is used lies between them. No row is read, nor any length.
+TEST_F(Gpu, RefusesMoreBlocksThanAGridHolds) {
+  constexpr Int many = Int(1) << 45;
+  float memory[8] = {};
+  const Int none[] = {0};
+  const View<const float> in{memory + 1, 0, 0, 0};
+  const View<float> down{memory, 0, 0, -1}, up{memory + 7, 0, 0, 1};
+  const auto one = [&](Int n) { return View<float>{memory + n, 0, 0, 1}; };
+  Options options;
+  options.scratch = memory + 4;
+  EXPECT_EQ(refusal([&] {
+              backward(spec(many, 1, 1).p,
+                       Backward<float>{in, in, in, in, in, up.data, down, one(2), one(3)}, options);
+            }),
+            "cuda_backward: B Hq max(Nq, Nk) / 4 must be below 2^31, got B = 1, Hq = 1, "
+            "Nq = 35184372088832, Nk = 1");
+  Problem p = spec(1, many, 1).p;
+  p.key_lengths = none;
+  EXPECT_EQ(
+      refusal([&] {
+        backward(p, Backward<float>{in, in, in, in, in, memory + 2, one(3), up, down}, options);
+      }),
+      "cuda_backward: B Hq max(Nq, Nk) / 4 must be below 2^31, got B = 1, Hq = 1, Nq = 1, "
+      "Nk = 35184372088832");
+}
+
 TEST_F(Gpu, SaysHowMuchSharedMemoryIsMissing) {
   BackwardCase<float> c(spec(2, 2, 128));
   const std::string why = unsupported(c.p, c.call().t, {});
@@ -383,6 +414,16 @@ TEST(Plain, StartsAsManyThreadsAsItIsTold) {
   EXPECT_LE(share(1), 0.05);
   EXPECT_GE(share(3), 0.05);
 }
+TEST(Plain, BadOptionsAreRefusedInWords) {
+  BackwardCase<double> c(spec(2, 2, 2));
+  const auto words = [&](CpuOptions options) {
+    return refusal([&] { backward_on_cpu(c.p, c.call().t, options); });
+  };
+  EXPECT_EQ(words({-1}), "backward_on_cpu: threads must not be negative, got -1");
+  EXPECT_EQ(words({1, 0, 5}), "backward_on_cpu: Br and Bc must be positive, got 0 and 5");
+  EXPECT_EQ(words({1, 7, 0}), "backward_on_cpu: Br and Bc must be positive, got 7 and 0");
+}
+
 TEST(Stored, IsRefusedWhereThereIsNoCublas) {
   BackwardCase<float> c(spec(2, 2, 2));
   EXPECT_NE(refusal([&] { backward(c.p, c.call().t, {Kernel::stored}); }).find("needs cuBLAS"),
