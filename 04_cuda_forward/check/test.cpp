@@ -168,12 +168,12 @@ TEST_F(Gpu, RefusesMoreBlocksThanAGridHolds) {
   EXPECT_EQ(refusal([&] { cuda_forward::forward(p, t, {Kernel::tiled}); }),
             "cuda_forward: B Hq ceil(Nq / 16) must be below 2^31, got B = 1, Hq = 1, "
             "Nq = 68719476736");
-  p.Nq = 1;
-  p.Hq = p.Hkv = Int(1) << 31;  // nobody reads or writes that far
-  const Forward<float> many{v, v, v, {memory + 4, 0, 1, 1}, nullptr};
+  p.Nq = 17;  // two tiles for each head; nobody reads or writes that far
+  p.Hq = p.Hkv = Int(1) << 30;
+  const Forward<float> many{v, v, v, {memory + 4, 0, 17, 1}, nullptr};
   EXPECT_EQ(refusal([&] { cuda_forward::forward(p, many, {Kernel::tiled}); }),
-            "cuda_forward: B Hq ceil(Nq / 16) must be below 2^31, got B = 1, Hq = 2147483648, "
-            "Nq = 1");
+            "cuda_forward: B Hq ceil(Nq / 16) must be below 2^31, got B = 1, Hq = 1073741824, "
+            "Nq = 17");
 }
 
 TEST_F(Gpu, SaysHowMuchSharedMemoryIsMissing) {

@@ -131,7 +131,7 @@ std::size_t shared_limit = 99 * 1024;
 #ifdef FA_EMULATOR_ASAN
 constexpr std::size_t fence = 0;
 #else
-constexpr std::size_t fence = 256;
+constexpr std::size_t fence = 4096;
 #endif
 
 enum class State { fresh, ready, waits_for_warp, waits_for_block, done };
