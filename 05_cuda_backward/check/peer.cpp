@@ -13,8 +13,7 @@ extern "C" const char* fa_peer_backward(const char* kernel, const fa_peer_call* 
     if (std::strcmp(kernel, "atomic") == 0) options.kernel = cuda_backward::Kernel::atomic;
     options.stream = static_cast<cudaStream_t>(call->stream);
     options.scratch = call->scratch;
-    cuda_backward::backward(bench::problem_of(*call), bench::backward_of<float>(*call),
-                            options);
+    cuda_backward::backward(bench::problem_of(*call), bench::backward_of<float>(*call), options);
   });
 }
 extern "C" const char* fa_peer_forward(const char*, const fa_peer_call* call) {

@@ -101,7 +101,8 @@ void fa::bench::register_benchmarks(Size size) {
         p.Nq = p.Nk = N;
         p.d = d;
         p.causal = causal;
-        const bool all = size != Size::quick || N == 4096;  // else only what keeps the whole contract
+        const bool all =
+            size != Size::quick || N == 4096;  // else only what keeps the whole contract
         add_forward(p, all);
         add_backward(p, all);
       }

@@ -120,32 +120,37 @@ void forward(const std::string& prefix, const Problem& p,
   name << prefix << "/N:" << p.Nk << "/d:" << p.d
        << "/causal:" << (p.causal == Causal::none ? 0 : 1) << (sizeof(T) == 8 ? "/f64" : "/f32");
   auto prepared = std::make_shared<std::unique_ptr<Prepared<T>>>();
-  add_row(name.str(), [=](benchmark::State& state) {
-    const bool first = !*prepared;
-    if (first) *prepared = std::make_unique<Prepared<T>>(p);
-    Prepared<T>& x = **prepared;
-    const Forward<T> t{x.Q.view(), x.K.view(), x.V.view(), x.O.view(), nullptr};
+  add_row(name.str(),
+          [=](benchmark::State& state) {
+            const bool first = !*prepared;
+            if (first) *prepared = std::make_unique<Prepared<T>>(p);
+            Prepared<T>& x = **prepared;
+            const Forward<T> t{x.Q.view(), x.K.view(), x.V.view(), x.O.view(), nullptr};
 
-    x.O.poison();
-    if (first)
-      x.extra_bytes = double(peak_heap_bytes([&] { f(p, t); }));
-    else
-      f(p, t);
-    const std::string before = x.verdict();
-    if (!before.empty()) return state.SkipWithError(("wrong before timing: " + before).c_str());
+            x.O.poison();
+            if (first)
+              x.extra_bytes = double(peak_heap_bytes([&] { f(p, t); }));
+            else
+              f(p, t);
+            const std::string before = x.verdict();
+            if (!before.empty())
+              return state.SkipWithError(("wrong before timing: " + before).c_str());
 
-    x.O.poison();
-    double roof = fma_peak(threads);
-    for (auto _ : state) f(p, t);
-    roof = (roof + fma_peak(threads)) / 2;
-    const std::string after = x.verdict();
-    if (!after.empty()) return state.SkipWithError(("wrong after timing: " + after).c_str());
+            x.O.poison();
+            double roof = fma_peak(threads);
+            for (auto _ : state) f(p, t);
+            roof = (roof + fma_peak(threads)) / 2;
+            const std::string after = x.verdict();
+            if (!after.empty())
+              return state.SkipWithError(("wrong after timing: " + after).c_str());
 
-    state.counters["flops"] =
-        benchmark::Counter(forward_flops(p), benchmark::Counter::kIsIterationInvariantRate);
-    state.counters["roof"] = roof;
-    if (x.extra_bytes >= 0) state.counters["extra_bytes"] = x.extra_bytes;
-  })->UseRealTime()->MinTime(seconds_a_sample_on_cpu);
+            state.counters["flops"] =
+                benchmark::Counter(forward_flops(p), benchmark::Counter::kIsIterationInvariantRate);
+            state.counters["roof"] = roof;
+            if (x.extra_bytes >= 0) state.counters["extra_bytes"] = x.extra_bytes;
+          })
+      ->UseRealTime()
+      ->MinTime(seconds_a_sample_on_cpu);
 }
 
 template void forward(const std::string&, const Problem&,
@@ -156,22 +161,26 @@ template void forward(const std::string&, const Problem&,
 void bandwidth(int threads) {
   std::ostringstream name;
   name << "roof/bandwidth/triad/threads:" << threads << "/f32";
-  add_row(name.str(), [threads](benchmark::State& state) {
-    const std::int64_t n = 1 << 24, part = n / threads;
-    std::vector<float> a(std::size_t(n), 1), b(a), c(a);
-    for (auto _ : state)
-      parallel_for(threads, threads, [&] {
-        return [&](std::int64_t t) {
-          float* x = a.data() + t * part;
-          const float *y = b.data() + t * part, *z = c.data() + t * part;
-          for (std::int64_t i = 0; i < part; ++i) x[i] = y[i] + 0.5f * z[i];
-        };
-      });
-    if (!(a.front() == 1.5f && a[std::size_t(part * threads - 1)] == 1.5f))
-      return state.SkipWithError("the triad is wrong");
-    state.counters["bytes_per_second"] = benchmark::Counter(
-        double(part * threads) * 3 * sizeof(float), benchmark::Counter::kIsIterationInvariantRate);
-  })->UseRealTime()->MinTime(seconds_a_sample_on_cpu);
+  add_row(name.str(),
+          [threads](benchmark::State& state) {
+            const std::int64_t n = 1 << 24, part = n / threads;
+            std::vector<float> a(std::size_t(n), 1), b(a), c(a);
+            for (auto _ : state)
+              parallel_for(threads, threads, [&] {
+                return [&](std::int64_t t) {
+                  float* x = a.data() + t * part;
+                  const float *y = b.data() + t * part, *z = c.data() + t * part;
+                  for (std::int64_t i = 0; i < part; ++i) x[i] = y[i] + 0.5f * z[i];
+                };
+              });
+            if (!(a.front() == 1.5f && a[std::size_t(part * threads - 1)] == 1.5f))
+              return state.SkipWithError("the triad is wrong");
+            state.counters["bytes_per_second"] =
+                benchmark::Counter(double(part * threads) * 3 * sizeof(float),
+                                   benchmark::Counter::kIsIterationInvariantRate);
+          })
+      ->UseRealTime()
+      ->MinTime(seconds_a_sample_on_cpu);
 }
 
 void error(const std::string& prefix, double scores,

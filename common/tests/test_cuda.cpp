@@ -81,13 +81,12 @@ TEST_F(Cuda, TheHostsHalfTypesAreTheDevices) {
   };
   judge::ForwardCase<Eigen::bfloat16> c({judge::shape(3, 5, 8)}, true);
   c.V.fill([](auto...) { return 1.5; });
-  judge::on_gpu_forward<Eigen::bfloat16>(
-      [&](const Problem&, const Forward<Eigen::bfloat16>& host) {
-        const Forward<DeviceHalf> t = judge::as_device<DeviceHalf>(host);
-        EXPECT_EQ(t.K.row, host.K.row);
-        EXPECT_EQ(static_cast<const void*>(t.LSE), host.LSE);
-        FA_CUDA_CHECK(cudaMemcpy(t.O.at(0, 0, 1), t.V.at(0, 0, 4), 16, cudaMemcpyDeviceToDevice));
-      })(c.call());
+  judge::on_gpu_forward<Eigen::bfloat16>([&](const Problem&, const Forward<Eigen::bfloat16>& host) {
+    const Forward<DeviceHalf> t = judge::as_device<DeviceHalf>(host);
+    EXPECT_EQ(t.K.row, host.K.row);
+    EXPECT_EQ(static_cast<const void*>(t.LSE), host.LSE);
+    FA_CUDA_CHECK(cudaMemcpy(t.O.at(0, 0, 1), t.V.at(0, 0, 4), 16, cudaMemcpyDeviceToDevice));
+  })(c.call());
   EXPECT_EQ(float(c.O.at(0, 0, 1, 7)), 1.5f);
   EXPECT_TRUE(std::isnan(c.O.at(0, 0, 0, 0)));
 }
