@@ -189,8 +189,9 @@ class HeldUp {
 
 // f(problem, tensors, stream) must put all its work on the stream and return without waiting.
 // Leaves in host memory what the stream alone has brought forth, for the case's verdict; empty, or
-// whom f waits for. On a GPU each of the two is shown by holding up a stream: its own, then the default
-// one, which work that was put there by mistake would have to wait for. The emulator notes streams.
+// whom f waits for. On a GPU each of the two is shown by holding up a stream: its own, then the
+// default one, for which work that was put there by mistake would have to wait. The emulator notes
+// streams.
 template <class Call, class F>
 std::string on_its_stream(const Call& call, F f) {
   const DeviceCopy copy(call.storage);
