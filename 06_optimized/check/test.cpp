@@ -223,8 +223,8 @@ TEST_F(Gpu, OneKeyAsManyTimesAsWanted) {
   }
 }
 
-// With a mask: tiles are then taken by a counter in the scratch, which each call has to reset, on its
-// own stream.
+// With a mask: tiles are then taken by a counter in the scratch, which each call has to reset, on
+// its own stream.
 TEST_F(Gpu, WorkIsPutOnTheStreamAndNobodyWaits) {
   for (Kernel kernel : {Kernel::fa2, Kernel::best}) {
     ForwardCase<bf16> c(spec(1000, 1000, 64, Causal::top_left), true);

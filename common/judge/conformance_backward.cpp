@@ -345,8 +345,8 @@ void backward_layouts(Run& run) {
     if (run.d(d) != d) continue;
     run.backward({shape(18, 35, d, 1, 2, 2), {}, {Order::BHND, 1, 0, false, false, true}});
   }
-  // One tensor out of line is enough, for any reason. Multiples of 8 rows, so that heads and batches
-  // stay in line where rows are not.
+  // One tensor out of line is enough, for any reason. Multiples of 8 rows, so that heads and
+  // batches stay in line where rows are not.
   const Spec spec{shape(8, 16, run.d(16), 2, 2, 2)};
   const char* const names[] = {"Q", "K", "V", "O", "dO", "dQ", "dK", "dV"};
   run.each_type([&](auto type) {

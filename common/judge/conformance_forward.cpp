@@ -175,8 +175,8 @@ void layouts(Run& run) {
     if (run.d(d) != d) continue;
     run.forward({shape(18, 35, d, 1, 2, 2), {}, {Order::BHND, 1, 0, false, false, true}});
   }
-  // One tensor out of line is enough, for any reason. Multiples of 8 rows, so that heads and batches
-  // stay in line where rows are not.
+  // One tensor out of line is enough, for any reason. Multiples of 8 rows, so that heads and
+  // batches stay in line where rows are not.
   const Spec spec{shape(8, 16, run.d(16), 2, 2, 2)};
   const char* const names[] = {"Q", "K", "V", "O"};
   run.each_type([&](auto type) {
@@ -647,8 +647,9 @@ void races(Run& run) {
 }
 
 // A batch, head or row that begins more than 2^32 elements after the one before it: a product of
-// 32-bit numbers on the way to an address would wrap, without a sign too. Q, K, V and O lie side by side in one block,
-// of which a page or two are used at either end: on the host the rest is reserved, not used.
+// 32-bit numbers on the way to an address would wrap, without a sign too. Q, K, V and O lie side by
+// side in one block, of which a page or two are used at either end: on the host the rest is
+// reserved, not used.
 void large_offsets(Run& run) {
   const Int d = run.d(8), far = (Int(1) << 32) + 64, room = 8 * d;
   const struct {

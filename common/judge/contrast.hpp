@@ -15,8 +15,8 @@ struct Outcome {
 };
 
 // One line: "passes: all 31 cases with Nk <= 64; fails: all 12 with Nk > 64". If no single
-// parameter separates them, the one that explains most of what passes, as long as that is half; else
-// how many fail. Empty unless some fail and some pass.
+// parameter separates them, the one that explains most of what passes, as long as that is half.
+// Empty if there is none, or unless some fail and some pass.
 std::string contrast(const std::vector<Outcome>& outcomes);
 
 }  // namespace fa::judge

@@ -187,10 +187,11 @@ class HeldUp {
 };
 #endif
 
-// f(problem, tensors, stream) must put all its work on the stream and return without waiting. Leaves
-// in host memory what the stream alone has brought forth, for the case's verdict; empty, or whom f
-// waits for. On a GPU each of the two is shown by holding up a stream: its own, then the default
-// one, which work that was put there by mistake would have to wait for. The emulator notes streams.
+// f(problem, tensors, stream) must put all its work on the stream and return without waiting.
+// Leaves in host memory what the stream alone has brought forth, for the case's verdict; empty, or
+// whom f waits for. On a GPU each of the two is shown by holding up a stream: its own, then the
+// default one, for which work that was put there by mistake would have to wait. The emulator notes
+// streams.
 template <class Call, class F>
 std::string on_its_stream(const Call& call, F f) {
   const DeviceCopy copy(call.storage);
@@ -210,9 +211,8 @@ std::string on_its_stream(const Call& call, F f) {
   cudaStream_t stream = nullptr;
   FA_CUDA_CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
   f(p, t, stream);  // modules are loaded at the first call, and that may wait
-  FA_CUDA_CHECK(cudaDeviceSynchronize());
+  FA_CUDA_CHECK(cudaStreamSynchronize(stream));
   copy.copy_there();  // the outputs' poison
-  FA_CUDA_CHECK(cudaDeviceSynchronize());
   {
     const HeldUp own(stream);
     f(p, t, stream);
@@ -220,7 +220,6 @@ std::string on_its_stream(const Call& call, F f) {
     cudaGetLastError();  // "not ready" is no error
   }
   copy.copy_there();
-  FA_CUDA_CHECK(cudaDeviceSynchronize());
   {
     const HeldUp other(nullptr);
     f(p, t, stream);
