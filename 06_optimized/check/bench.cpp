@@ -50,8 +50,8 @@ void add_forward(const Problem& p, bool all) {
                          cuda_forward::forward(q, t, {Kernel::register_tiled, stream});
                        });
   std::size_t count = 0;
-  const optimized::Rung* const all = optimized::rungs(count);
-  for (const optimized::Rung* rung = all; rung != all + count; ++rung) {
+  const optimized::Rung* const first = optimized::rungs(count);
+  for (const optimized::Rung* rung = first; rung != first + count; ++rung) {
     if (!runs(*rung, p.d) || !(all || rung->whole_contract)) continue;
     const std::string name = std::string("stage06/forward/") + rung->name;
     const std::size_t scratch = optimized::scratch_bytes(p, rung->kernel);
@@ -75,8 +75,8 @@ void add_backward(const Problem& p, bool all) {
           cuda_backward::backward(q, t, options);
         });
   std::size_t count = 0;
-  const optimized::BackwardRung* const all = optimized::backward_rungs(count);
-  for (const optimized::BackwardRung* rung = all; rung != all + count; ++rung) {
+  const optimized::BackwardRung* const first = optimized::backward_rungs(count);
+  for (const optimized::BackwardRung* rung = first; rung != first + count; ++rung) {
     if (!runs(*rung, p.d) || !(all || rung->whole_contract)) continue;
     const std::string name = std::string("stage06/backward/") + rung->name;
     const bench::BackwardRow row{std::max(optimized::backward_scratch_bytes(p, {rung->kernel}),
