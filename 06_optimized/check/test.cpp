@@ -223,11 +223,14 @@ TEST_F(Gpu, OneKeyAsManyTimesAsWanted) {
   }
 }
 
-// With a mask: tiles are then taken by a counter in the scratch, which each call has to reset, on
-// its own stream.
+// With a mask and more tiles than SMs: they are then taken by a counter in the scratch, which each
+// call has to reset, on its own stream.
 TEST_F(Gpu, WorkIsPutOnTheStreamAndNobodyWaits) {
   for (Kernel kernel : {Kernel::fa2, Kernel::best}) {
-    ForwardCase<bf16> c(spec(1000, 1000, 64, Causal::top_left), true);
+    Spec many = spec(300, 300, 64, Causal::top_left);
+    many.p.B = 4;
+    many.p.Hq = many.p.Hkv = 32;
+    ForwardCase<bf16> c(many, true);
     const auto on_stream = [&](const Problem& p, const Forward<bf16>& t, cudaStream_t stream) {
       optimized::forward(p, as_device<__nv_bfloat16>(t), {kernel, stream, scratch()});
     };
