@@ -445,7 +445,7 @@ int run(int argc, char** argv) {
     else
       return usage("unknown argument '" + arg + "'");
   }
-  if (rounds == 0) rounds = size == Size::smoke ? 1 : size == Size::quick ? 3 : 11;
+  if (rounds == 0) rounds = size == Size::smoke ? 1 : size == Size::quick ? 5 : 11;
   if (size != Size::smoke && std::string(FA_BUILD_TYPE) != "Release") {
     std::fprintf(stderr,
                  "benchmark: this is a %s build and its figures would mislead; use the preset "
