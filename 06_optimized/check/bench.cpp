@@ -93,7 +93,7 @@ void add_backward(const Problem& p, bool all) {
 void fa::bench::register_benchmarks(Size size) {
   needs_gpu();
   for (Int d : size == Size::full ? std::vector<Int>{128, 64, 256} : std::vector<Int>{128})
-    for (Int N : sizes(size, {4096, 1024, 16384}, {512, 2048, 8192}))
+    for (Int N : sizes(size, {4096, 1024, 2048}, {512, 8192, 16384}))
       for (Causal causal : {Causal::none, Causal::top_left}) {
         Problem p;
         p.B = 16384 / N;
