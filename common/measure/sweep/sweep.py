@@ -349,6 +349,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         for step in steps():
             will_be = [o.words for o in outcomes if o.state == "to do"]
             outcomes.append(sweep.state(step, will_be) or Outcome(step.name, "to do", step.output))
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `--list | head` ends without a word
         print("\n".join(map(line, outcomes)))
         return 0
     outcomes = sweep.run_all(steps)
