@@ -86,6 +86,8 @@ def ladder_chart(found: Iterable[tuple[Path, Results]]) -> Chart:
         if best(stage, results):
             machines.setdefault((results.is_gpu, results.context["machine"]), []).append((stage, results))
     panels = []
+    shown = [best(stage, results)[0].keys["N"] for runs in machines.values() for stage, results in runs]
+    usual = LADDER_N if LADDER_N in shown else max(shown, default=LADDER_N, key=shown.count)
     for gpu in (False, True):
         candidates = [runs for (is_gpu, _), runs in sorted(machines.items()) if is_gpu == gpu]
         if not candidates:
@@ -100,7 +102,7 @@ def ladder_chart(found: Iterable[tuple[Path, Results]]) -> Chart:
             note = f"{significant(share.mid, 2)} %, {text}"
             half = rows[0].dtype == "bf16"
             bars.append(Bar(stage.name.replace("_", " ") + (", bf16" if half else ""), share,
-                            note + (f", N {n}" if n != LADDER_N else "")))
+                            note + (f", N {n}" if n != usual else "")))
         context = runs[0][1].context
         label = "Share of this machine's FMA peak" + (" (bf16: of a matrix product)" if half else "")
         panels.append(Bars(f"{'GPU' if gpu else 'CPU'}: {context['device']}", bars, label))
@@ -108,7 +110,7 @@ def ladder_chart(found: Iterable[tuple[Path, Results]]) -> Chart:
         raise BadResults("no stage has a recorded forward row with d:64, causal:0, f32; measure and record one first")
     formula = context["flop_formula"]
     return Chart("ladder", "How much of the machine each stage uses", panels,
-                 f"Forward, N {LADDER_N}, d 64, no mask, f32 unless said · median and middle half · FLOPs: {formula}")
+                 f"Forward, N {usual}, d 64, no mask, f32 unless said · median and middle half · FLOPs: {formula}")
 
 
 # ---------------------------------------------------------------- one page: this machine beside the recorded ones
