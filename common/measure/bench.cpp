@@ -475,7 +475,8 @@ int run(int argc, char** argv) {
 
   describe_machine(machine_name(), cpu_model(), isa(), cores());
   register_benchmarks(size);
-  const int quick = this_isa.rfind("sm_", 0) == 0 ? 3 : 5;  // a GPU's rows are many, and scatter less
+  // A GPU's rows are many, and scatter less.
+  const int quick = this_isa.rfind("sm_", 0) == 0 ? 3 : 4;
   if (rounds == 0) rounds = size == Size::smoke ? 1 : size == Size::quick ? quick : 11;
   benchmark::AddCustomContext("machine", this_machine);
   benchmark::AddCustomContext("device", this_device);
