@@ -79,7 +79,7 @@ void on_death() {
 void at_work_on(const std::string& text) {
   length = 0;  // what a handler finds in between is nothing, not half of it
   const std::size_t n = std::min(text.size(), sizeof lines);
-  std::memcpy(lines, text.data(), n);
+  std::copy_n(text.data(), n, lines);
   length = n;
   if (patience_ > 0) alarm(n > 0 ? unsigned(patience_) : 0);
 }

@@ -81,6 +81,7 @@ std::vector<Property> deeds(const std::vector<Outcome>& outcomes) {
   for (const Outcome& o : outcomes)
     if (o.failed) whats.insert(o.what);
   std::vector<Property> list;
+  list.reserve(whats.size());
   for (const std::string& what : whats)
     list.push_back({"'" + what + "'", "no '" + what + "'",
                     [what](const Outcome& o) { return o.what == what; }});
