@@ -137,9 +137,10 @@ std::optional<bool> overlap_of_equal_strides(const Region& x, const Region& y) {
 
 bool overlap(const Region& x, const Region& y) {
   if (empty(x) || empty(y) || !x.data || !y.data) return false;
+  // Numbers, not pointers: strides may reach where no memory can be.
   const auto range = [](const Region& r) {
-    const char* lo = static_cast<const char*>(r.data);
-    const char* hi = lo + r.d * r.element;
+    Int lo = static_cast<Int>(reinterpret_cast<std::uintptr_t>(r.data));
+    Int hi = lo + r.d * r.element;
     for (Dim dim : {Dim{r.row, r.N}, Dim{r.head, r.H}, Dim{r.batch, r.B}}) {
       const Int reach = dim.stride * (dim.size - 1) * r.element;
       (reach < 0 ? lo : hi) += reach;
