@@ -155,6 +155,8 @@ function(fa_ladder_layouts_tests target replaced replacements)
   add_executable(${target} ${banner} check/test_layouts.cpp ${replacements})
   if(target MATCHES "_(mutant|skeleton)_")  # what a step was to use is unused
     target_compile_options(${target} PRIVATE -w)
+  elseif(replacements)
+    set_target_properties(${target} PROPERTIES FA_READERS TRUE)
   endif()
   target_link_libraries(${target} PRIVATE fa_suite fa_warnings)
   file(RELATIVE_PATH folder ${PROJECT_SOURCE_DIR} ${CMAKE_CURRENT_SOURCE_DIR})
