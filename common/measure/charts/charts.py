@@ -79,13 +79,15 @@ def best(stage: Path, results: Results) -> list[Row]:
     return max(by_name.values(), key=lambda variant: median(variant, "of_roof"))
 
 
-def ladder_chart(found: Iterable[tuple[Path, Results]]) -> Chart:
+def ladder_chart(found: Sequence[tuple[Path, Results]]) -> Chart:
     """One panel for CPUs and one for GPUs, each for the one machine that has measured the most stages."""
     machines: dict[tuple[bool, str], list[tuple[Path, Results]]] = {}
     for stage, results in found:
         if best(stage, results):
             machines.setdefault((results.is_gpu, results.context["machine"]), []).append((stage, results))
     panels = []
+    backward = sorted({stage.name.replace("_", " ") for stage, results in found
+                       if not best(stage, results) and results.select(what="backward")})
     shown = [best(stage, results)[0].keys["N"] for runs in machines.values() for stage, results in runs]
     usual = LADDER_N if LADDER_N in shown else max(shown, default=LADDER_N, key=shown.count)
     for gpu in (False, True):
@@ -110,7 +112,10 @@ def ladder_chart(found: Iterable[tuple[Path, Results]]) -> Chart:
         raise BadResults("no stage has a recorded forward row with d:64, causal:0, f32; measure and record one first")
     formula = context["flop_formula"]
     return Chart("ladder", "How much of the machine each stage uses", panels,
-                 f"Forward, N {usual}, d 64, no mask, f32 unless said · median and middle half · FLOPs: {formula}")
+                 f"Forward, N {usual}, d 64, no mask, f32 unless said · median and middle half · FLOPs: {formula}"
+                 + "".join(f" · {name} has no bar: it is a backward alone" for name in backward),
+                 see="Each bar is a share of its own machine's peak, so that what a stage gains is its idea's and not "
+                     "the hardware's.")
 
 
 # ---------------------------------------------------------------- one page: this machine beside the recorded ones
@@ -257,7 +262,7 @@ def draw(stages: Sequence[Path], results_name: str | None, out: Path | None, tab
 
 
 def ladder(stages: Sequence[Path], out: Path) -> dict[Path, bytes]:
-    return {out: render(ladder_chart((stage, complete(path)) for stage in stages for path in recorded(stage)), {})}
+    return {out: render(ladder_chart([(stage, complete(path)) for stage in stages for path in recorded(stage)]), {})}
 
 
 def folder(text: str) -> Path:

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import unittest
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -22,10 +23,56 @@ GOLDEN = HERE / "golden"
 sys.path.insert(0, str(HERE))
 
 import charts  # noqa: E402
-from figure import (Bar, Bars, Bound, Chart, Line, Lines, Point, Table, push_apart, render,  # noqa: E402
-                    significant, summary)
+from figure import (CARD, COLOURS, FAINT, LEAST_CONTRAST, LOG, MARGIN, NARROW, SIZE, Bar, Bars, Bound,  # noqa: E402
+                    Canvas, Chart, Line, Lines, Point, Scale, Table, contrast, labelled, legible, push_apart, render,
+                    significant, summary, text_width)
 from results import (BadResults, Results, Row, Spread, complete, load, median, ratio, record,  # noqa: E402
                      write_all)
+
+
+class Drawn:
+    """What a drawing holds: its texts with their styles, and its axes."""
+
+    def __init__(self, chart: Chart, context: dict[str, str], **how: Any) -> None:
+        self.canvases: list[Canvas] = []
+        self.texts: list[tuple[float, str, dict[str, Any]]] = []  # x, words, style
+        self.axes: list[Any] = []
+        drawn, write, frame, start = self, Canvas.text, Canvas.axes, Canvas.__init__
+
+        def text(canvas: Canvas, x: float, y: float, words: str, **style: object) -> None:
+            drawn.texts.append((x, words, style))
+            write(canvas, x, y, words, **style)
+
+        def axes(*place: Any) -> Any:
+            drawn.axes.append(frame(*place))
+            return drawn.axes[-1]
+
+        def init(canvas: Canvas, width: float, height: float) -> None:
+            start(canvas, width, height)
+            drawn.canvases.append(canvas)
+        with mock.patch.object(Canvas, "text", text), mock.patch.object(Canvas, "axes", axes), \
+                mock.patch.object(Canvas, "__init__", init), mock.patch("matplotlib.figure.Figure.savefig"):
+            render(chart, context, **how)
+
+    def words(self) -> str:
+        return " ".join(words.replace("\n", " ") for _, words, _ in self.texts)
+
+    def ticks(self) -> list[str]:
+        return [label.get_text() for axes in self.axes for axis in (axes.xaxis, axes.yaxis)
+                for label in axis.get_ticklabels()]
+
+
+def recorded_charts() -> Iterator[tuple[str, Chart, dict[str, str]]]:
+    """All that the chapters show, and the ladder."""
+    found = []
+    for stage in sorted(HERE.parents[2].glob("0?_*")):
+        for path in charts.recorded(stage):
+            results = complete(path)
+            found.append((stage, results))
+            for item in charts.figures(stage, results):
+                if isinstance(item, Chart):
+                    yield f"{stage.name} {item.name}", item, results.context
+    yield "ladder", charts.ladder_chart(found), {}
 
 
 def tool(*arguments: object) -> subprocess.CompletedProcess[str]:
@@ -404,6 +451,7 @@ class Drawing(WithStage):
         drawn = render(Chart("ladder", "t", [named], "s"), {})
         self.assertEqual(drawn, render(Chart("ladder", "t", [named], "s"), {}))
         self.assertIn(b"#8a8a8a", drawn)  # the previous stage is grey
+        self.assertEqual(Drawn(Chart("ladder", "t", [named], "s"), {}).axes[0].get_xticks()[-1], 800)  # past the roof
         plain = Bars("share", bars, "x")  # a bound without a name takes no room
         self.assertNotIn("bound", summary(Chart("ladder", "t", [plain], "s"), {}))
         height = [float(re.search(rb'height="([0-9.]+)pt"', svg)[1]) for svg in
@@ -420,6 +468,66 @@ class Drawing(WithStage):
         self.assertEqual(tool("draw", self.stage, "--tables").returncode, 0)
         self.assertIn("\n\nWhat the compiler said.\n<!-- end -->", (self.stage / "README.md").read_text())
         self.assertEqual(Table("t", ["a"], []).caption, "")
+
+    def test_what_chapters_show_can_be_read(self) -> None:
+        """Wide in a chapter and narrow on the page: contrast, size, inside the card, a label at each tick."""
+        for name, chart, context in recorded_charts():
+            self.assertRegex(chart.see, r"^[a-zA-Z0-9].{30,}\.$", f"{name}: a sentence says what to look for")
+            for narrow in (False, True):
+                drawn = Drawn(chart, context, narrow=narrow)
+                with self.subTest(chart=name, narrow=narrow):
+                    self.assertNotIn("", drawn.ticks())
+                    width = drawn.canvases[0].width
+                    for x, words, style in drawn.texts:
+                        size, bold = style.get("fontsize", SIZE), style.get("weight", "normal")
+                        self.assertGreaterEqual(contrast(style.get("color", "#222222"), CARD), LEAST_CONTRAST, words)
+                        self.assertGreaterEqual(size, SIZE)
+                        wide = text_width(words, size, bold)
+                        left = x - wide * {"left": 0, "center": 0.5, "right": 1}[style.get("ha", "left")]
+                        self.assertGreaterEqual(left, MARGIN - 6, words)
+                        self.assertLessEqual(left + wide, width - MARGIN + 6, words)
+        self.assertGreaterEqual(contrast(FAINT, CARD), LEAST_CONTRAST)  # ticks
+        self.assertGreaterEqual(SIZE * 388 / NARROW, 11)  # pixels, on a telephone 420 wide
+
+    def test_contrast(self) -> None:
+        self.assertAlmostEqual(contrast("#ffffff", "#000000"), 21)
+        self.assertAlmostEqual(contrast("#767676", "#ffffff"), 4.54, places=2)
+        for colour in (colour for colours in COLOURS.values() for colour in colours):
+            self.assertGreaterEqual(contrast(legible(colour), CARD), LEAST_CONTRAST)
+
+    def test_panels_of_one_quantity_share_its_range(self) -> None:
+        def panel(values: list[float], **how: Any) -> Lines:
+            return Lines(how.pop("y_label", "TFLOP/s"),
+                         [Line("a", [Point(2.0 ** (8 + k), Spread(v, v, v)) for k, v in enumerate(values)])], **how)
+
+        def ranges(*panels: Lines, **how: Any) -> list[tuple[float, float]]:
+            return [axes.get_ylim() for axes in Drawn(Chart("c", "t", panels, "s"), {}, **how).axes]
+        one, other = panel([1, 2], where="d = 64"), panel([30, 40, 50], where="d = 128")
+        memory, linear = panel([1, 2], y_label="GiB"), panel([1, 2], y_scale="linear")
+        self.assertEqual(*ranges(one, other))
+        self.assertEqual(*ranges(one, other, narrow=True))
+        self.assertNotEqual(*ranges(other, memory))
+        self.assertNotEqual(*ranges(other, linear))
+        beside = Chart("c", "t", [other], "s")  # recorded, next to this machine's
+        self.assertEqual(ranges(one, beside=[beside]), ranges(other, beside=[Chart("c", "t", [one], "s")]))
+        self.assertEqual(len({axes.get_xlim() for axes in Drawn(Chart("c", "t", [one, other], "s"), {}).axes}), 1)
+        bars = [Bars("t", [Bar("a", Spread(v, v, v), "")], "share") for v in (40, 244)]  # a busy machine, and another
+        pair = [Chart("c", "t", [panel], "s") for panel in bars]
+        ends = [Drawn(chart, {}, beside=pair).axes[0].get_xlim() for chart in pair]
+        self.assertEqual(*ends)
+
+    def test_logarithmic_axes_say_so(self) -> None:
+        def marks(y: Scale, x: Scale) -> int:
+            line = Line("a", [Point(x, Spread(x, x, x)) for x in (256, 512)])
+            return Drawn(Chart("c", "t", [Lines("y", [line], y_scale=y, x_scale=x)], "s"), {}).words().count(LOG)
+        self.assertEqual([marks("log10", "log2"), marks("linear", "log2"), marks("linear", "linear")], [2, 1, 0])
+
+    def test_ticks_without_room_are_left_out_whole(self) -> None:
+        self.assertEqual(labelled([0, 30, 60], [20, 20, 20]), [0, 1, 2])
+        self.assertEqual(labelled([0, 20, 40], [20, 20, 20]), [0, 2])
+        self.assertEqual(labelled([0, 20, 40, 60], [20, 20, 20, 20]), [1, 3])  # the last one stays
+        self.assertEqual(labelled([0, 5], [20, 20]), [1])
+        self.assertEqual(labelled([0], [20]), [0])
 
     def test_labels_are_pushed_apart(self) -> None:
         self.assertEqual(push_apart([50, 10], [10, 10], 0, 100), [50, 10])  # room enough: nothing moves
