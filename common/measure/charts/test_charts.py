@@ -348,7 +348,7 @@ class Refusing(WithStage):
         shutil.copy(self.write(self.raw), measured / "01_example.json")
         self.assertEqual(tool("page", self.root / "page.html", self.stage, "--measured", measured).returncode, 0)
         page = (self.root / "page.html").read_text()
-        heading, warned = (page.index(words) for words in ("<h2>", '"warning">this machine was busy'))
+        heading, warned = (page.index(words) for words in ('<h2 id="01_example">', '"warning">this machine was busy'))
         self.assertLess(heading, warned)
         self.assertLess(warned, page.index('<div class="pair">', heading))
         self.assertIn("it has 9 of 10 benchmarks", page)
@@ -409,6 +409,74 @@ class Drawing(WithStage):
         for private in ("a-private-host", "/a/private/path", "http://", "https://"):
             self.assertNotIn(private, page)
         self.assertTrue((measured / "01_example.example-cpu.cost.svg").exists())
+
+    def pages(self, *stages: Path) -> str:
+        """The page of these stages, measured here and recorded, where `learn` writes it."""
+        shutil.copy(GOLDEN / "results.json", self.stage / "results" / "example-cpu.json")
+        out = self.root / "build" / "charts" / "index.html"
+        measured = out.parent / "measured"
+        measured.mkdir(parents=True)
+        shutil.copy(GOLDEN / "results.json", measured / "01_example.json")
+        done = tool("page", out, *(stages or [self.stage]), "--measured", measured)
+        self.assertEqual((done.returncode, done.stderr), (0, ""))
+        return out.read_text()
+
+    def test_the_page_has_contents_and_links(self) -> None:
+        later = self.root / "02_later"
+        shutil.copytree(self.stage, later)
+        page = self.pages(self.stage, later)
+        contents = page[page.index("<nav>"):page.index("</nav>")]
+        anchors = re.findall('href="#([^"]+)"', contents)
+        self.assertEqual(anchors, ["ladder", "01_example", "01_example.cost", "01_example.accuracy", "02_later"])
+        for anchor in anchors:
+            self.assertEqual(page.count(f'id="{anchor}"'), 1, anchor)
+        for words in ("measured here", "nothing yet", "Where the naive form fails"):
+            self.assertIn(words, contents)
+        links = re.findall('href="([^#"]+)"', page)
+        self.assertEqual(links, ["../../01_example/README.md", "../../02_later/README.md"])
+        for link in links:
+            self.assertTrue((self.root / "build" / "charts" / link).is_file(), link)
+
+    def test_the_page_says_what_to_see(self) -> None:
+        page = self.pages()
+        self.assertEqual(page.count('<p class="see">'), 3)  # two charts and the ladder
+        for words in ("How much the maximum costs.", "Where the line ends.", "a share of its own machine&#x27;s peak"):
+            self.assertEqual(page.count(words), 1, words)
+
+    def test_the_page_shows_nothing_twice(self) -> None:
+        (self.stage / "check" / "charts.py").write_text(
+            "from figure import Chart, Line, Lines, Point\nfrom results import Spread\ndef charts(r):\n"
+            "    line = Line('a', [Point(256, Spread(1, 1, 1)), Point(512, Spread(2, 2, 2))])\n"
+            "    return [Chart('bytes', 'Bytes', [Lines('MiB', [line])], 's', 'Bytes.', counted=True)]\n")
+        page = self.pages()
+        self.assertEqual(page.count("<img"), 3)  # here and recorded: the ladder alone
+        self.assertEqual(page.count("counted, not measured"), 1)
+        self.assertEqual(page.count("Bytes."), 1)
+
+    def test_a_chart_that_cannot_be_drawn_leaves_the_recorded_one(self) -> None:
+        for row in self.raw["benchmarks"]:
+            if "max_error" in row:
+                row["max_error"] = 0.0
+        self.write(self.raw)
+        measured = self.root / "measured"
+        measured.mkdir()
+        shutil.copy(self.src, measured / "01_example.json")
+        shutil.copy(GOLDEN / "results.json", self.stage / "results" / "example-cpu.json")
+        self.assertEqual(tool("page", self.root / "page.html", self.stage, "--measured", measured).returncode, 0)
+        page = (self.root / "page.html").read_text()
+        self.assertIn("this machine: chart &#x27;accuracy&#x27;, panel &#x27;Largest relative error&#x27;: zero", page)
+        self.assertEqual(page.count("<img"), 5)
+
+    def test_the_page_has_contrast(self) -> None:
+        page = self.pages()
+        for colours in charts.PAGE_COLOURS.values():
+            for name, colour in colours.items():
+                self.assertIn(f"--{name}: {colour};", page)
+                if name != "page":
+                    self.assertGreaterEqual(contrast(colour, colours["page"]), LEAST_CONTRAST, name)
+        style = page[page.index("<style>"):page.index("</style>")]
+        self.assertEqual(set(re.findall(r"[ {]color: ([^;]+);", style)), {"var(--ink)", "var(--link)", "var(--faint)"})
+        self.assertNotIn("opacity", style)
 
     def test_one_line_for_bad_input(self) -> None:
         self.refused("draw", self.stage, says="nothing recorded")
