@@ -14,9 +14,11 @@ import sys
 import tempfile
 import unittest
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from unittest import mock
+from xml.etree import ElementTree
 
 HERE = Path(__file__).resolve().parent
 GOLDEN = HERE / "golden"
@@ -607,6 +609,69 @@ class Drawing(WithStage):
         self.assertGreaterEqual(min(b - a for a, b in zip(centres, centres[1:])), 12 - 1e-9)
         self.assertGreaterEqual(centres[0], 6 - 1e-9)
         self.assertLessEqual(centres[-1], 94 + 1e-9)
+
+
+SVG = "{http://www.w3.org/2000/svg}"
+COLOUR_NAMES = r"\b(?:red|orange|amber|yellow|green|teal|blue|purple|pink)\b"
+NAMED = {"orange": "#d55e00", "blue": "#0072b2", "green": "#009e73"}  # what texts may call these colours
+
+
+@dataclass(frozen=True)
+class Words:
+    text: str
+    size: float
+    colour: str
+    behind: str
+
+
+def written(path: Path) -> Iterator[Words]:
+    """The texts of a picture, each with its size, its colour and that of what lies under its anchor."""
+    root = ElementTree.parse(path).getroot()
+    styles = {name: dict(re.findall(r"([a-z-]+): ([^;]+?) *(?:;|$)", body)) for style in root.iter(f"{SVG}style")
+              for name, body in re.findall(r"\.(\w+) \{([^}]*)\}", style.text or "")}
+    boxes: list[tuple[float, float, float, float, list[float], float]] = []
+
+    def parts(colour: str) -> list[float]:
+        colour = "#" + "".join(2 * digit for digit in colour[1:]) if len(colour) == 4 else colour
+        return [int(colour[i:i + 2], 16) for i in (1, 3, 5)]
+
+    def under(x: float, y: float) -> str:
+        colour = [255.0] * 3
+        for left, top, right, bottom, fill, alpha in boxes:
+            if left <= x <= right and top <= y <= bottom:
+                colour = [alpha * over + (1 - alpha) * old for over, old in zip(fill, colour)]
+        return "#" + "".join(f"{round(part):02x}" for part in colour)
+
+    def walk(node: ElementTree.Element, style: dict[str, str]) -> Iterator[Words]:
+        style = style | dict(node.attrib) | styles.get(node.get("class", ""), {})
+        fill, x, y = style.get("fill", "#000000"), float(node.get("x", 0)), float(node.get("y", 0))
+        if node.tag == f"{SVG}rect" and fill != "none":
+            boxes.append((x, y, x + float(node.get("width", 0)), y + float(node.get("height", 0)), parts(fill),
+                          float(style.get("fill-opacity", 1))))
+        if node.tag == f"{SVG}text":
+            size = float(style.get("font-size", "16").removesuffix("px"))
+            colour = "#" + "".join(f"{part:02x}" for part in parts(fill))
+            yield Words("".join(node.itertext()), size, colour, under(x, y - 0.35 * size))
+        for child in node:
+            yield from walk(child, style)
+    return walk(root, {})
+
+
+class Pictures(unittest.TestCase):
+    """Those that are drawn by hand or by a stage's own program, with letters as letters."""
+
+    def test_texts_can_be_read(self) -> None:
+        course = HERE.parents[2]
+        pictures = [*course.glob("0?_*/pictures/*.svg"), *course.glob("0?_*/results/timeline*.svg")]
+        self.assertGreater(len(pictures), 30)
+        for path in pictures:
+            content = path.read_text(encoding="utf-8").lower()
+            with self.subTest(picture=str(path.relative_to(course))):
+                for words in written(path):
+                    self.assertGreaterEqual(words.size, 11, words)
+                    self.assertGreaterEqual(contrast(words.colour, words.behind), LEAST_CONTRAST, words)
+                    for name in re.findall(COLOUR_NAMES, words.text.lower()):
+                        self.assertIn(NAMED.get(name, "no such colour"), content, words)
 
 
 if __name__ == "__main__":
