@@ -146,7 +146,7 @@ figure {{ margin: 0 0 1.5rem; }} img {{ width: 100%; max-width: 520px; border-ra
 figcaption, .missing {{ color: var(--faint); font-size: 14px; }}
 table {{ border-collapse: collapse; font-size: 14px; font-variant-numeric: tabular-nums; }}
 td, th {{ padding: .15rem .7rem; text-align: right; border-bottom: 1px solid #8884; overflow-wrap: normal; }}
-td:first-child, th:first-child {{ text-align: left; }}
+td:first-child, th:first-child {{ text-align: left; }} table:not(.context) td {{ white-space: nowrap; }}
 .warning {{ border-left: 4px solid #d55e00; padding-left: .7rem; }}
 details {{ margin: .5rem 0; overflow-x: auto; }} .context td {{ text-align: left; }}
 """
