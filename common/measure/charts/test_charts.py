@@ -25,7 +25,7 @@ GOLDEN = HERE / "golden"
 sys.path.insert(0, str(HERE))
 
 import charts  # noqa: E402
-from figure import (CARD, COLOURS, FAINT, LEAST_CONTRAST, LOG, MARGIN, NARROW, SIZE, Bar, Bars, Bound,  # noqa: E402
+from figure import (CARD, COLOURS, FAINT, LOG, MARGIN, NARROW, SIZE, Bar, Bars, Bound,  # noqa: E402
                     Canvas, Chart, Line, Lines, Point, Scale, Table, contrast, labelled, legible, push_apart, render,
                     significant, summary, text_width)
 from results import (BadResults, Results, Row, Spread, complete, load, median, ratio, record,  # noqa: E402
@@ -475,7 +475,7 @@ class Drawing(WithStage):
             for name, colour in colours.items():
                 self.assertIn(f"--{name}: {colour};", page)
                 if name != "page":
-                    self.assertGreaterEqual(contrast(colour, colours["page"]), LEAST_CONTRAST, name)
+                    self.assertGreaterEqual(contrast(colour, colours["page"]), 4.5, name)
         style = page[page.index("<style>"):page.index("</style>")]
         self.assertEqual(set(re.findall(r"[ {]color: ([^;]+);", style)), {"var(--ink)", "var(--link)", "var(--faint)"})
         self.assertNotIn("opacity", style)
@@ -550,20 +550,20 @@ class Drawing(WithStage):
                     width = drawn.canvases[0].width
                     for x, words, style in drawn.texts:
                         size, bold = style.get("fontsize", SIZE), style.get("weight", "normal")
-                        self.assertGreaterEqual(contrast(style.get("color", "#222222"), CARD), LEAST_CONTRAST, words)
+                        self.assertGreaterEqual(contrast(style.get("color", "#222222"), CARD), 4.5, words)
                         self.assertGreaterEqual(size, SIZE)
                         wide = text_width(words, size, bold)
                         left = x - wide * {"left": 0, "center": 0.5, "right": 1}[style.get("ha", "left")]
                         self.assertGreaterEqual(left, MARGIN - 6, words)
                         self.assertLessEqual(left + wide, width - MARGIN + 6, words)
-        self.assertGreaterEqual(contrast(FAINT, CARD), LEAST_CONTRAST)  # ticks
+        self.assertGreaterEqual(contrast(FAINT, CARD), 4.5)  # ticks
         self.assertGreaterEqual(SIZE * 388 / NARROW, 11)  # pixels, on a telephone 420 wide
 
     def test_contrast(self) -> None:
         self.assertAlmostEqual(contrast("#ffffff", "#000000"), 21)
         self.assertAlmostEqual(contrast("#767676", "#ffffff"), 4.54, places=2)
         for colour in (colour for colours in COLOURS.values() for colour in colours):
-            self.assertGreaterEqual(contrast(legible(colour), CARD), LEAST_CONTRAST)
+            self.assertGreaterEqual(contrast(legible(colour), CARD), 4.5)
 
     def test_panels_of_one_quantity_share_its_range(self) -> None:
         def panel(values: list[float], **how: Any) -> Lines:
@@ -669,7 +669,7 @@ class Pictures(unittest.TestCase):
             with self.subTest(picture=str(path.relative_to(course))):
                 for words in written(path):
                     self.assertGreaterEqual(words.size, 11, words)
-                    self.assertGreaterEqual(contrast(words.colour, words.behind), LEAST_CONTRAST, words)
+                    self.assertGreaterEqual(contrast(words.colour, words.behind), 4.5, words)
                     for name in re.findall(COLOUR_NAMES, words.text.lower()):
                         self.assertIn(NAMED.get(name, "no such colour"), content, words)
 
