@@ -1,4 +1,4 @@
-// Generated from ../naive_backward.cpp. To fill in the TODOs: ./learn practice 00
+// Practice 00, level 1, of naive_backward.cpp. Keep the marks; ./learn practice 00
 // Skip this file until stage 05. The gradients of the five lines, by the chain rule, last line
 // first; the softmax in two forms that must agree. P is computed again, because nothing was kept.
 #include "00_naive/naive.hpp"
@@ -17,7 +17,9 @@ void attention_backward(const MatrixMap<const T>& Q, const MatrixMap<const T>& K
   Matrix<T> dP(P.rows(), P.cols()), dS(P.rows(), P.cols());
 
   // (4) from O = P V:  dV = P^T dO,  dP = dO V^T
-  // TODO 00.4: the two gradients of a matrix product (2 lines)
+  // [step 00.4: the two gradients of a matrix product (2 lines)]
+  // TODO
+  // [end]
 
   // (5) from P = softmax(S), row by row
   if (form == SoftmaxGradient::jacobian) {
@@ -30,11 +32,15 @@ void attention_backward(const MatrixMap<const T>& Q, const MatrixMap<const T>& K
     }
   } else {
     // dS_ij = P_ij (dP_ij - D_i), D_i = sum_j P_ij dP_ij: the same without ever building J
-    // TODO 00.5: the softmax gradient with one number per row (2 lines)
+    // [step 00.5: the softmax gradient with one number per row (2 lines)]
+    // TODO
+    // [end]
   }
 
   // (6) from S = scale Q K^T:  dQ = scale dS K,  dK = scale dS^T Q
-  // TODO 00.6: the scale enters once in each (2 lines)
+  // [step 00.6: the scale enters once in each (2 lines)]
+  // TODO
+  // [end]
 }
 
 template void attention_backward(const MatrixMap<const float>&, const MatrixMap<const float>&,

@@ -1,4 +1,4 @@
-// Generated from ../online_softmax.cpp. To fill in the TODOs: ./learn practice 02
+// Practice 02, level 1, of online_softmax.cpp. Keep the marks; ./learn practice 02
 // Softmax while the numbers are still arriving: keep a maximum and a sum, and when the maximum
 // grows, rescale the sum. What rescales a sum of weights rescales a weighted sum of values just as
 // well, and so attention needs no row of scores.
@@ -20,9 +20,13 @@ T Running<T>::add(T x, T& p) {
   // (1) m_new = max(m, x)
   const T m_new = std::max(m, x);
   // (2) everything so far was measured from m: exp(x_j - m) exp(m - m_new) = exp(x_j - m_new)
-  // TODO 02.1: factor from the old maximum to the new one, and the new number's weight (2 lines)
+  // [step 02.1: factor from the old maximum to the new one, and the new number's weight (2 lines)]
+  // TODO
+  // [end]
   // (3) l_new = l exp(m - m_new) + exp(x - m_new)
-  // TODO 02.2: rescale the old sum, add the new weight, keep the new maximum (2 lines)
+  // [step 02.2: rescale the old sum, add the new weight, keep the new maximum (2 lines)]
+  // TODO
+  // [end]
   return rescale;
 }
 
@@ -51,10 +55,14 @@ void attention(const Rows<const T>& Q, const Rows<const T>& K, const Rows<const 
       for (std::int64_t x = 0; x < d; ++x) s += Q[i][x] * K[j][x];
       // (5) o_new = o exp(m - m_new) + exp(s - m_new) v_j: the same step as for l
       const T rescale = r.add(scale * s, p);
-      // TODO 02.3: rescale the output so far and add the new value with its weight (1 line)
+      // [step 02.3: rescale the output so far and add the new value with its weight (1 line)]
+      // TODO
+      // [end]
     }
     // (6) O_i = o / l,  L_i = m + log l; a row without weight keeps 0 and gets -infinity
-    // TODO 02.4: divide once, at the end; then the log-sum-exp if it is wanted (2 lines)
+    // [step 02.4: divide once, at the end; then the log-sum-exp if it is wanted (2 lines)]
+    // TODO
+    // [end]
   }
 }
 
