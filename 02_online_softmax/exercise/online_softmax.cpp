@@ -11,9 +11,9 @@ namespace fa::online_softmax {
 
 template <class T>
 T Running<T>::add(T x, T& p) {
-  constexpr T infinity = std::numeric_limits<T>::infinity();
   T rescale = 1;
   p = 0;
+  constexpr T infinity = std::numeric_limits<T>::infinity();
   // A score of -infinity has weight 0. As the first one it would meet m = -infinity below.
   if (x == -infinity) return rescale;
 
@@ -69,12 +69,9 @@ void attention(const Rows<const T>& Q, const Rows<const T>& K, const Rows<const 
 template <class T>
 void merge(const T* O1, T L1, const T* O2, T L2, std::int64_t d, T* O, T* L) {
   // (7) a part weighs exp(L_part): softmax over two numbers, with the usual subtraction
-  Running<T> r;
-  T w1, w2;
-  r.add(L1, w1);
-  w1 *= r.add(L2, w2);
-  for (std::int64_t x = 0; x < d; ++x) O[x] = r.l == 0 ? T(0) : (w1 * O1[x] + w2 * O2[x]) / r.l;
-  *L = r.m + std::log(r.l);
+  // [step 02.5: the weights of both parts by two calls of add; O and L from them (6 lines)]
+  // TODO
+  // [end]
 }
 
 template struct Running<float>;

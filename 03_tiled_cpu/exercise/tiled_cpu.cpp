@@ -14,7 +14,8 @@ void attention_tile(const Rows<const T>& Q, const Rows<const T>& K, const Rows<c
                     const Mask& mask, std::int64_t i0, std::int64_t Br, std::int64_t Bc, T* scratch,
                     const Rows<T>& O, T* LSE) {
   constexpr T infinity = std::numeric_limits<T>::infinity();
-  const std::int64_t d = Q.cols, rows = std::min(Br, Q.rows - i0);
+  const std::int64_t d = Q.cols;
+  const std::int64_t rows = std::min(Br, Q.rows - i0);
   // [Br, Bc]: scores of this pair of tiles, then their weights. Here one row would do, for each is
   // used up before the next begins; the warps of stage 04 work on all rows at the same time.
   T* S = scratch;

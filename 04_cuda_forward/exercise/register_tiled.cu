@@ -23,7 +23,9 @@ struct Tile {
   static constexpr int Br = warps * 4 * TR;      // 64 queries
   static constexpr int Bc = 8 * TK;              // 64 keys
   static constexpr int columns = (D + 31) / 32;  // groups of four columns of O of a thread
-  static constexpr int row = D + 4, P_row = Bc + 8;
+  static constexpr int pad = 4;
+  static constexpr int P_pad = 8;
+  static constexpr int row = D + pad, P_row = Bc + P_pad;
   static constexpr std::size_t shared_bytes = sizeof(float) * (Br * row + Bc * row + Br * P_row);
 };
 
@@ -142,7 +144,8 @@ __global__ void __launch_bounds__(threads, D <= 64 ? 4 : 2)
 
     __syncthreads();  // K_j is no longer read
     load<D, Bc>(KVj, V, j0, cols, vectorised);
-    __syncthreads();  // V_j is complete (and so is P_ij)
+    // V_j is complete, and so is P_ij
+    __syncthreads();
 
     // (6) O_i = exp(m - m_new) O_i + P_ij V_j
     // [step 04.5: add to o[i][y] the products of keys c ... c + 3 (16 lines)]

@@ -28,8 +28,8 @@ __device__ float warp_sum(float x) {
 }
 
 __global__ void tiled_kernel(Problem p, Forward<float> t, float scale) {
-  // 42 KiB. Without the + 1 all lanes would read K from the same bank.
-  __shared__ float Qi[Br][max_d], Kj[Bc][max_d + 1], Vj[Bc][max_d], Pij[Br][Bc];
+  constexpr int pad = 1;  // without it all lanes would read K from the same bank
+  __shared__ float Qi[Br][max_d], Kj[Bc][max_d + pad], Vj[Bc][max_d], Pij[Br][Bc];  // 42 KiB
 
   const int lane = threadIdx.x % lanes, warp = threadIdx.x / lanes, d = int(p.d);
   const std::int64_t tiles = (p.Nq + Br - 1) / Br, head = blockIdx.x / tiles;
@@ -92,7 +92,7 @@ __global__ void tiled_kernel(Problem p, Forward<float> t, float scale) {
     }
     __syncwarp();  // a row of P_ij is written and read by the same warp
 
-    // ... + P_ij V_j: now a lane owns columns
+    // (6) ... + P_ij V_j: now a lane owns columns
     // [step 04.3: add to o[i][y] row 4 warp + i of P_ij times column lane + 32 y of V_j (4 lines)]
     // TODO
     // [end]

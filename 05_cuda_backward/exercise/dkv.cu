@@ -129,7 +129,7 @@ __global__ void __launch_bounds__(threads, Tile::D <= 64 ? 3 : 2)
       }
 
       // (5) dV_j += P_ij^T dO_i;  (3) dP^T = V_j dO_i^T;  (4) dS = P (dP - D)
-      // [step 05.6: the product that dV is made of, and the one that gives dP, into dS (2 lines)]
+      // [step 05.6: the product for dV, and, in dS, the one that gives dP (2 lines)]
       // TODO
       // [end]
 #pragma unroll

@@ -39,8 +39,8 @@ void attention_backward(const Rows<const T>& Q, const Rows<const T>& K, const Ro
 
   for (std::int64_t j0 = 0; j0 < Nk; j0 += Bc) {
     const std::int64_t cols = std::min(Bc, Nk - j0);
-    // Rows before the first that sees a key of this tile are skipped.
-    for (std::int64_t i0 = mask.first_row(j0); i0 < Nq; i0 += Br)
+    const std::int64_t first = mask.first_row(j0);  // those before it see no key of this tile
+    for (std::int64_t i0 = first; i0 < Nq; i0 += Br)
       for (std::int64_t i = i0; i < std::min(i0 + Br, Nq); ++i) {
         if (std::isinf(LSE[i])) continue;  // a row without any weight
         // A key that row i does not see has P = 0. It is left out, not multiplied by 0: its score

@@ -364,7 +364,8 @@ def check_holes(lesson: Lesson, step: int, more: int) -> tuple[int, int]:
     """Raises Bad for a hole that would break its skeleton. Gives the numbers of the next ones."""
     code = bare("\n".join(lesson.lines)).split("\n")
     outside = list(code)    # of all blanks
-    for blank in (r for r in lesson.regions if r.kind == "blank"):
+    blanks = [r for r in lesson.regions if r.kind == "blank"]
+    for blank in blanks:
         outside[blank.first:blank.last] = [""] * (blank.last - blank.first)
     for hole in (r for r in lesson.regions if r.kind != "quote"):
         name, lines = hole.name or "a blank", code[hole.first + 1:hole.last]
@@ -380,6 +381,9 @@ def check_holes(lesson: Lesson, step: int, more: int) -> tuple[int, int]:
             if count != hole.lines:
                 raise lesson.bad(hole.first, f"{name} promises {hole.lines} but holds {count} lines of "
                                              "code; correct the mark")
+        if hole.level == 1 and not any(b.first < hole.first < b.last for b in blanks):
+            raise lesson.bad(hole.first, f"{name} lies in no blank, so level 3 would give it away; set "
+                                         "// [blank] and // [end blank] around what a reader writes there")
         check_lines(lesson, hole, lines)
         # All that is left of the preprocessor is `#pragma unroll`; it must not hide what follows.
         body = re.sub(r"#[^\n]*", lambda m: " " * len(m[0]), "\n".join(lines))

@@ -17,6 +17,7 @@ LESSON = '''\
 template <typename T>
 T row(const T* x, int n) {
   T m = x[0], l = 0;
+  // [blank]
   for (int j = 0; j < n; ++j) {
     const T seen = m;
     // [step 02.1: rescale the old sum (2 lines)]
@@ -27,6 +28,7 @@ T row(const T* x, int n) {
     // [end]
     l += std::exp(x[j] - m);
   }
+  // [end blank]
   return m + std::log(l);
 }
 // [end quote]
@@ -125,7 +127,7 @@ class Practice(unittest.TestCase):
         lines = LESSON.split("\n")
         self.assertEqual(out.read_text().split("\n"), [
             "// Practice 02, level 1, of online.cpp. Keep the marks; ./learn practice 02",
-            *lines[1:7], "    // TODO", *lines[11:16], ""])
+            *lines[1:4], *lines[5:8], "    // TODO", *lines[12:15], *lines[16:18], ""])
         empty = self.put("a.cpp", "")
         self.assertIn("nothing to take out", self.call(1, "marks.py", "skeleton", empty, "-o", out))
         self.call(2, "marks.py", "skeleton", self.stage / "online.cpp", "--level", 4)
@@ -245,11 +247,6 @@ class Practice(unittest.TestCase):
                 (f"{one.replace('02.1:', '02.1 (x):')}\n    m = 0;\n{line}", "broken mark", 7),
                 (f"{one.replace(' (1', '; until then 0 (1')}\n    m = 0;\n{line}", "not one declaration", 7),
                 (f"{one.replace(' (1', '; until then 0 (1')}\n    T a = 0, b = 1;\n{line}", "not one decl", 7),
-                (f"// [blank]\n    T t = 1;\n// [end blank]\n l += t;\n", "t is declared in a blank", 8),
-                (f"// [blank]\n#if X\n// [end blank]\n#endif\n", "#if", 8),
-                (f"// [blank]\n    if (m) {{\n// [end blank]\n    }}\n", "unbalanced", 7),
-                (f"// [blank]\n// [blank]\n// [end blank]\n// [end blank]\n", "nested", 8),
-                (f"// [blank]\n    m = 0;\n{line}", "[end] while a blank is open", 9),
                 (f"{one}\n// [blank]\n    m = 0;\n// [end blank]\n{line}", "nested", 8),
                 (f"{one}\n#if X\n{line}#endif", "#if", 8),
                 (f"{one}\n    {STEP}\n{line}", "promises 1 but holds 2", 7),
@@ -259,24 +256,38 @@ class Practice(unittest.TestCase):
                 (f"{one.replace('02.1', '01.1')}\n    m = 0;\n{line}", "should be 02.1", 7),
                 (f"{one.replace('02.1', '2')}\n    m = 0;\n{line}", "broken mark", 7),
                 (f"m = 0; {one}\n{line}", "broken mark", 7),
-                (f"{one}\n    m = 0;\n", "end quote] while 02.1", 13),
+                (f"{one}\n    m = 0;\n", "end blank] while 02.1", 11),
                 (f"{one}\n    {one}\n    m = 0;\n{line}{line}", "nested", 8),
-                (line, "[end] while row is open", 7)):
+                (f"// [blank]\n{line}", "a blank is nested in a blank", 7),
+                (line, "[end] while a blank is open", 7)):
             head, tail = LESSON.split("    " + mark)
             self.put("online.cpp", head + "    " + new + tail.partition("// [end]\n")[2])
             with self.subTest(new):
-                self.assertRegex(self.marks(1, "check"), rf"^02_online/online.cpp:{at}: ")
+                self.assertRegex(self.marks(1, "check"), rf"^02_online/online.cpp:{at + 1}: ")
                 self.assertIn(reason, self.marks(1, "check"))
         self.put("online.cpp", f"{one}\nm = 0;\n")
         self.assertIn("online.cpp:1: 02.1 is unclosed", self.marks(1, "check"))
+        blank, end = "// [blank]\n", "// [end blank]\n"
+        for text, reason, at in ((f"{one}\nm = 0;\n{line}", "02.1 lies in no blank", 1),
+                                 (f"{blank}m = 0;\n", "a blank is unclosed", 1),
+                                 (f"{blank}T t = 1;\n{end}l += t;\n", "t is declared in a blank", 2),
+                                 (f"{blank}T t = 1;\n{end}{blank}l += t;\n{end}{end}", "end blank] while nothing", 7),
+                                 (f"{blank}#if X\n{end}#endif\n", "#if", 2),
+                                 (f"{blank}if (m) {{\n{end}}}\n", "unbalanced", 1)):
+            self.put("online.cpp", text)
+            with self.subTest(text):
+                self.assertIn(f"online.cpp:{at}: ", self.marks(1, "check"))
+                self.assertIn(reason, self.marks(1, "check"))
 
     def test_harmless_steps(self) -> None:
         for body, count in (("#pragma unroll\nfor (int i = 0; i < 2; ++i) { T t = i; m += t; }", 2),
                             ('m = f("return {", \'{\', 1\'000);', 1),
-                            ("T t = 1;\nm = t;\n// [end]\n}\nvoid g() { T t; ", 2),
-                            ("for (;;) {\nif (m) break;\n}", 3)):
-            self.put("online.cpp", f"void f() {{\n// [step 02.1: x ({count} lines)]\n{body}\n"
-                                   + ("// [end]\n" if "[end]" not in body else "") + "i = 1; }\n")
+                            ("T t = 1;\nm = t;\n// [end]\n// [end blank]\n}\nvoid g() { T t; ", 2),
+                            ("for (;;) {\nif (m) break;\n}", 3),
+                            ("m = 0;\n// [end]\nT t = 1;\n// [end blank]\n// [blank]\nt = 2;\n// [end blank]\n", 1)):
+            if "[end]" not in body:
+                body += "\n// [end]\n// [end blank]"
+            self.put("online.cpp", f"void f() {{\n// [blank]\n// [step 02.1: x ({count} lines)]\n{body}\ni = 1; }}\n")
             with self.subTest(body):
                 self.marks(0, "write")
 
@@ -293,8 +304,8 @@ class Practice(unittest.TestCase):
         second.unlink()
         self.assertIn("delete it", self.marks(1, "check"))
         (self.stage / "exercise/fast/a.cpp").unlink()
-        self.put("ptx/a.hpp", "constexpr int f(int x) {\n  int y = 0;\n  // [step 02.2: y (1 line)]\n"
-                              "  y = x ^ 1;\n  // [end]\n  return y;\n}\n")
+        self.put("ptx/a.hpp", "constexpr int f(int x) {\n  int y = 0;\n  // [blank]\n  // [step 02.2: y (1 line)]\n"
+                              "  y = x ^ 1;\n  // [end]\n  // [end blank]\n  return y;\n}\n")
         self.marks(0, "write")
         self.assertIn("y (1 line)]\n  // TODO\n  // [end]\n  return", self.get("exercise/ptx/a.hpp"))
 
