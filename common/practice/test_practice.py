@@ -383,6 +383,24 @@ class Practice(unittest.TestCase):
                               stderr=subprocess.DEVNULL)
         self.assertEqual(done.returncode, 2)
 
+    def test_a_skeleton_must_fail(self) -> None:
+        ran = 'echo "[  PASSED  ] 3 tests."'
+        for script, code, line in ((FAILED, 0, "does not pass"),
+                                   (f"case $* in *Sizes*) {ran};; *) {FAILED};; esac", 0, "does not pass"),
+                                   (f"case $* in *Sizes*) {FAILED};; *) {ran};; esac", 0, "does not pass"),
+                                   ("kill -SEGV $$", 0, "does not pass"),
+                                   ("exec sleep 5", 0, "no verdict within 0.2 s"),
+                                   (ran, 1, "passes all tests as it is"),
+                                   ('echo "[  SKIPPED ] 1"; echo "[  PASSED  ] 0 tests."', 77, "was skipped"),
+                                   ("exit 3", 1, "the program did not run")):
+            exe = self.put("fake", "#!/bin/sh\n" + script + "\n")
+            exe.chmod(0o755)
+            limit = "0.2" if "sleep" in script else "60"
+            with self.subTest(script):
+                done = subprocess.run([sys.executable, FOLDER["mutants.py"] / "mutants.py", "skeleton", exe, "--timeout",
+                                       limit], text=True, stdout=subprocess.PIPE)
+                self.assertEqual((done.returncode, line in done.stdout), (code, True), done.stdout)
+
     def test_hunt(self) -> None:
         def hunt(code: int, *args: str) -> str:
             return self.call(code, "hunt.py", args[0], self.stage, *args[1:])
