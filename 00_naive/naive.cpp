@@ -6,6 +6,7 @@ namespace fa::naive {
 template <class T>
 void attention(const MatrixMap<const T>& Q, const MatrixMap<const T>& K,
                const MatrixMap<const T>& V, T scale, MatrixMap<T> O) {
+  // [blank]
   // [quote attention]
   Matrix<T> S(Q.rows(), K.rows()), P(Q.rows(), K.rows());  // [Nq, Nk] each: the cost of the stage
 
@@ -17,7 +18,7 @@ void attention(const MatrixMap<const T>& Q, const MatrixMap<const T>& K,
   // (2) P_ij = exp(S_ij) / l_i, l_i = sum_j exp(S_ij): each row becomes weights that sum to 1
   // [step 00.2: exponentials, then divide each row by its sum (2 lines)]
   P = S.array().exp();
-  P.array().colwise() /= P.rowwise().sum().eval().array();
+  P.array().colwise() /= P.rowwise().sum().array();
   // [end]
 
   // (3) O = P V: each output row is an average of the rows of V with those weights   [Nq, d]
@@ -25,6 +26,7 @@ void attention(const MatrixMap<const T>& Q, const MatrixMap<const T>& K,
   O.noalias() = P * V;
   // [end]
   // [end quote]
+  // [end blank]
 }
 
 template void attention(const MatrixMap<const float>&, const MatrixMap<const float>&,

@@ -8,31 +8,36 @@ template <class T>
 void attention_backward(const MatrixMap<const T>& Q, const MatrixMap<const T>& K,
                         const MatrixMap<const T>& V, const MatrixMap<const T>& dO, T scale,
                         SoftmaxGradient form, MatrixMap<T> dQ, MatrixMap<T> dK, MatrixMap<T> dV) {
+  // [blank]
   // (1), (2) once more; S becomes P in place
   Matrix<T> P = scale * Q * K.transpose();
+  // [more 00.a (2): from scores to weights, in place (2 lines)]
   P = P.array().exp();
-  P.array().colwise() /= P.rowwise().sum().eval().array();
+  P.array().colwise() /= P.rowwise().sum().array();
+  // [end]
 
   // [quote backward]
   Matrix<T> dP(P.rows(), P.cols()), dS(P.rows(), P.cols());
 
   // (4) from O = P V:  dV = P^T dO,  dP = dO V^T
-  // [step 00.4: the two gradients of a matrix product (2 lines)]
+  // [step 00.4: the two gradients of a matrix product; heads that share V add to one dV (2 lines)]
   dV.noalias() += P.transpose() * dO;
   dP.noalias() = dO * V.transpose();
   // [end]
 
   // (5) from P = softmax(S), row by row
   if (form == SoftmaxGradient::jacobian) {
-    // dS_i = J dP_i with the Jacobian of softmax, J = diag(P_i) - P_i P_i^T: [Nk, Nk] for every row
+    // [more 00.b (5): each row of dS by the Jacobian of softmax, [Nk, Nk] for every row (6 lines)]
+    // dS_i = J dP_i with J = diag(P_i) - P_i P_i^T
     for (Eigen::Index i = 0; i < P.rows(); ++i) {
       const Vector<T> P_i = P.row(i);
       Matrix<T> J = P_i.asDiagonal();
       J -= P_i * P_i.transpose();
       dS.row(i) = J * dP.row(i).transpose();
     }
+    // [end]
   } else {
-    // dS_ij = P_ij (dP_ij - D_i), D_i = sum_j P_ij dP_ij: the same without ever building J
+    // (5) dS_ij = P_ij (dP_ij - D_i), D_i = sum_j P_ij dP_ij: the same without ever building J
     // [step 00.5: the softmax gradient with one number per row (2 lines)]
     const Vector<T> D = (P.array() * dP.array()).rowwise().sum();
     dS = P.array() * (dP.array().colwise() - D.array());
@@ -40,11 +45,12 @@ void attention_backward(const MatrixMap<const T>& Q, const MatrixMap<const T>& K
   }
 
   // (6) from S = scale Q K^T:  dQ = scale dS K,  dK = scale dS^T Q
-  // [step 00.6: the scale enters once in each (2 lines)]
+  // [step 00.6: the scale enters once in each; heads that share K add to one dK (2 lines)]
   dQ.noalias() = scale * dS * K;
   dK.noalias() += scale * dS.transpose() * Q;
   // [end]
   // [end quote]
+  // [end blank]
 }
 
 template void attention_backward(const MatrixMap<const float>&, const MatrixMap<const float>&,

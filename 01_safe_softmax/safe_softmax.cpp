@@ -10,6 +10,7 @@ namespace fa::safe_softmax {
 template <class T>
 void attention(const MatrixMap<const T>& Q, const MatrixMap<const T>& K,
                const MatrixMap<const T>& V, T scale, const Mask& mask, MatrixMap<T> O, T* LSE) {
+  // [blank]
   constexpr T infinity = std::numeric_limits<T>::infinity();
   const Eigen::Index length = mask.length;  // keys past it are not even read
   Matrix<T> S(Q.rows(), length), P(Q.rows(), length);
@@ -19,7 +20,9 @@ void attention(const MatrixMap<const T>& Q, const MatrixMap<const T>& K,
 
   // [quote softmax]
   for (Eigen::Index i = 0; i < S.rows(); ++i) {
+    // [more 01.a: how many keys this row sees; until then length (1 line)]
     Eigen::Index n = mask.visible_keys(i);  // this row sees keys [0, n)
+    // [end]
     T m = -infinity, l = 0;
 
     // (2) m_i = max_j S_ij over the visible keys; a row that sees nothing keeps -infinity
@@ -27,10 +30,12 @@ void attention(const MatrixMap<const T>& Q, const MatrixMap<const T>& K,
     if (n > 0) m = S.row(i).head(n).maxCoeff();
     // [end]
 
+    // [more 01.b (3): what if all visible scores are -infinity, and what if one is NaN (1 line)]
     // Scores that are all -infinity leave no weight to give: go on as if the row saw nothing, with
     // P_i = 0 and L_i = -infinity. (3) would subtract -infinity from -infinity, which is NaN; and
     // that is right only if a NaN is there, which a maximum may pass over.
     if (m == -infinity && !S.row(i).head(n).hasNaN()) n = 0;
+    // [end]
 
     // (3) P_ij = exp(S_ij - m_i), between 0 and 1;  l_i = sum_j P_ij, at least 1 where n > 0
     // [step 01.2: second pass, exponentials of the difference and their sum (2 lines)]
@@ -53,6 +58,7 @@ void attention(const MatrixMap<const T>& Q, const MatrixMap<const T>& K,
 
   // (6) O = P V                                                                         [Nq, d]
   O.noalias() = P * V.topRows(length);
+  // [end blank]
 }
 
 template void attention(const MatrixMap<const float>&, const MatrixMap<const float>&,

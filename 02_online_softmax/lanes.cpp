@@ -16,6 +16,7 @@ using simd::IntVec, simd::Vec, simd::W;
 void attention_lanes(const Rows<const float>& Q, const Rows<const float>& K,
                      const Rows<const float>& V, float scale, const Mask& mask,
                      const Rows<float>& O, float* LSE) {
+  // [blank]
   constexpr float infinity = std::numeric_limits<float>::infinity();
   constexpr float log2_e = 1.44269504f, ln_2 = 0.693147181f;
   const std::int64_t d = Q.cols;
@@ -28,41 +29,58 @@ void attention_lanes(const Rows<const float>& Q, const Rows<const float>& K,
     // bits: entry.cpp refuses more keys than they can count.
     IntVec n{};
     for (int r = 0; r < W && i0 + r < Q.rows; ++r) {
+      // [more 02.d: how many keys lane r sees (1 line)]
       n[r] = int(mask.visible_keys(i0 + r));
+      // [end]
+      // [more 02.e (4): q of lane r, with all factors that the scores need for exp2 (1 line)]
       // exp(s) = 2^(s log2 e): the factor goes into q, so that each weight costs one exp2
       for (std::int64_t x = 0; x < d; ++x) q[x][r] = scale * log2_e * Q[i0 + r][x];
+      // [end]
     }
     for (std::int64_t x = 0; x < d; ++x) o[x] = Vec{};
     Vec m = simd::broadcast(-infinity), l{};
 
+    // [more 02.f: which row of this vector sees most keys; until then i0 (1 line)]
     // visible_keys never decreases, so the last row sees most
     const std::int64_t last = std::min(i0 + W, Q.rows) - 1;
+    // [end]
     for (std::int64_t j = 0; j < mask.visible_keys(last); ++j) {
       // (4) s = q . k_j for W rows: k_j[x] is the same for all of them. Four sums, because one
       // addition must wait for the one before it.
       Vec s[4] = {};
       std::int64_t x = 0;
+      // [step 02.6: add to s[0] ... s[3] in turn, any d (3 lines)]
       for (; x + 4 <= d; x += 4)
         for (int c = 0; c < 4; ++c) s[c] += q[x + c] * K[j][x + c];
       for (; x < d; ++x) s[0] += q[x] * K[j][x];
+      // [end]
       Vec score = (s[0] + s[1]) + (s[2] + s[3]);
+      // [more 02.g: hide key j from the lanes that do not see it (1 line)]
       score = int(j) < n ? score : simd::broadcast(-infinity);
+      // [end]
 
       // (1) to (3), (5), with a finite stand-in for m as long as a lane has seen no weight
       const Vec m_new = simd::max(score, m);
+      // [more 02.h: a point of reference, finite in every lane; until then m_new (1 line)]
       const Vec shift = m_new == -infinity ? Vec{} : m_new;
+      // [end]
+      // [step 02.7 (2, 3, 5): factor and weight of every lane; with them l and o (3 lines)]
       const Vec rescale = simd::exp2(m - shift), p = simd::exp2(score - shift);
       l = l * rescale + p;
       for (x = 0; x < d; ++x) o[x] = o[x] * rescale + p * V[j][x];
+      // [end]
       m = m_new;
     }
 
     // (6) O_i = o / l; back from log2 to the natural logarithm
     for (int r = 0; r < W && i0 + r < Q.rows; ++r) {
+      // [step 02.8: what belongs to row i0 + r; the log-sum-exp if it is wanted (2 lines)]
       for (std::int64_t x = 0; x < d; ++x) O[i0 + r][x] = l[r] == 0 ? 0 : o[x][r] / l[r];
       if (LSE) LSE[i0 + r] = (m[r] + std::log2(l[r])) * ln_2;
+      // [end]
     }
   }
+  // [end blank]
 }
 
 }  // namespace fa::online_softmax

@@ -10,15 +10,18 @@ namespace fa::online_softmax {
 
 template <class T>
 T Running<T>::add(T x, T& p) {
-  constexpr T infinity = std::numeric_limits<T>::infinity();
   T rescale = 1;
   p = 0;
+  // [blank]
+  constexpr T infinity = std::numeric_limits<T>::infinity();
   // A score of -infinity has weight 0. As the first one it would meet m = -infinity below.
   if (x == -infinity) return rescale;
 
   // [quote step]
   // (1) m_new = max(m, x)
+  // [more 02.a: the largest number so far; until then m (1 line)]
   const T m_new = std::max(m, x);
+  // [end]
   // (2) everything so far was measured from m: exp(x_j - m) exp(m - m_new) = exp(x_j - m_new)
   // [step 02.1: factor from the old maximum to the new one, and the new number's weight (2 lines)]
   rescale = std::exp(m - m_new);
@@ -30,22 +33,28 @@ T Running<T>::add(T x, T& p) {
   m = m_new;
   // [end]
   // [end quote]
+  // [end blank]
   return rescale;
 }
 
 template <class T>
 void softmax(const T* x, std::int64_t n, T* p) {
+  // [blank]
   Running<T> r;
   T weight;
   // Invariant: after j numbers, r.l = sum of exp(x_i - r.m) over i < j.
   for (std::int64_t j = 0; j < n; ++j) r.add(x[j], weight);
+  // [more 02.b (2): the second pass: each weight, divided by the sum, if there is any (2 lines)]
   const T m = r.l == 0 ? T(0) : r.m;  // nothing but -infinity: no weight at all
   for (std::int64_t j = 0; j < n; ++j) p[j] = r.l == 0 ? T(0) : std::exp(x[j] - m) / r.l;
+  // [end]
+  // [end blank]
 }
 
 template <class T>
 void attention(const Rows<const T>& Q, const Rows<const T>& K, const Rows<const T>& V, T scale,
                const Mask& mask, const Rows<T>& O, T* LSE) {
+  // [blank]
   const std::int64_t d = Q.cols;
   // [quote attention]
   for (std::int64_t i = 0; i < Q.rows; ++i) {
@@ -56,7 +65,9 @@ void attention(const Rows<const T>& Q, const Rows<const T>& K, const Rows<const 
     for (std::int64_t j = 0; j < mask.visible_keys(i); ++j) {
       // (4) s = scale q_i . k_j
       T s = 0, p = 0;
+      // [more 02.c: the dot product of query and key (1 line)]
       for (std::int64_t x = 0; x < d; ++x) s += Q[i][x] * K[j][x];
+      // [end]
       // (5) o_new = o exp(m - m_new) + exp(s - m_new) v_j: the same step as for l
       const T rescale = r.add(scale * s, p);
       // [step 02.3: rescale the output so far and add the new value with its weight (1 line)]
@@ -70,19 +81,24 @@ void attention(const Rows<const T>& Q, const Rows<const T>& K, const Rows<const 
     // [end]
   }
   // [end quote]
+  // [end blank]
 }
 
 template <class T>
 void merge(const T* O1, T L1, const T* O2, T L2, std::int64_t d, T* O, T* L) {
+  // [blank]
   // [quote merge]
   // (7) a part weighs exp(L_part): softmax over two numbers, with the usual subtraction
+  // [step 02.5: the weights of both parts by two calls of add; O and L from them (6 lines)]
   Running<T> r;
   T w1, w2;
   r.add(L1, w1);
   w1 *= r.add(L2, w2);
   for (std::int64_t x = 0; x < d; ++x) O[x] = r.l == 0 ? T(0) : (w1 * O1[x] + w2 * O2[x]) / r.l;
   *L = r.m + std::log(r.l);
+  // [end]
   // [end quote]
+  // [end blank]
 }
 
 template struct Running<float>;

@@ -22,7 +22,13 @@ struct Tile {
   static constexpr int Br = warps * 4 * TR;      // 64 queries
   static constexpr int Bc = 8 * TK;              // 64 keys
   static constexpr int columns = (D + 31) / 32;  // groups of four columns of O of a thread
-  static constexpr int row = D + 4, P_row = Bc + 8;
+  // [more 04.n (3): numbers between two rows of Q_i, K_j, V_j; until then 0 (1 line)]
+  static constexpr int pad = 4;
+  // [end]
+  // [more 04.o (5): numbers between two rows of P_ij; until then 0 (1 line)]
+  static constexpr int P_pad = 8;
+  // [end]
+  static constexpr int row = D + pad, P_row = Bc + P_pad;
   static constexpr std::size_t shared_bytes = sizeof(float) * (Br * row + Bc * row + Br * P_row);
 };
 
@@ -52,6 +58,7 @@ __device__ void load(float* tile, const Rows<const float>& X, std::int64_t first
   }
 }
 
+// [blank]
 // Combines the 8 lanes that share a row.
 __device__ float row_max(float x) {
   for (int bits = 4; bits > 0; bits /= 2) x = fmaxf(x, __shfl_xor_sync(0xffffffff, x, bits));
@@ -61,11 +68,13 @@ __device__ float row_sum(float x) {
   for (int bits = 4; bits > 0; bits /= 2) x += __shfl_xor_sync(0xffffffff, x, bits);
   return x;
 }
+// [end blank]
 
 // [quote kernel]
 template <int D>
 __global__ void __launch_bounds__(threads, D <= 64 ? 4 : 2)
     register_tiled_kernel(Problem p, Forward<float> t, float scale, bool vectorised) {
+  // [blank]
   using Sizes = Tile<D>;
   constexpr int TR = Sizes::TR, TK = Sizes::TK, Br = Sizes::Br, Bc = Sizes::Bc;
   constexpr int columns = Sizes::columns;
@@ -98,10 +107,14 @@ __global__ void __launch_bounds__(threads, D <= 64 ? 4 : 2)
   const std::int64_t end = mask.visible_keys(i0 + rows - 1);
   for (std::int64_t j0 = 0; j0 < end; j0 += Bc) {
     const int cols = int(min(std::int64_t(Bc), end - j0));
+    // [more 04.p (2): what must have happened before K_j is written over V_j (1 line)]
     __syncthreads();  // V of the previous tile is no longer read
+    // [end]
     // (2) load K_j
     load<D, Bc>(KVj, K, j0, cols, vectorised);
+    // [more 04.q: what must have happened before Q_i and K_j are read (1 line)]
     __syncthreads();  // K_j, and before the first tile Q_i, are complete
+    // [end]
 
     // (3) S_ij = scale Q_i K_j^T
     float s[TR][TK] = {};
@@ -122,11 +135,15 @@ __global__ void __launch_bounds__(threads, D <= 64 ? 4 : 2)
     }
     // [end]
 
+    // [more 04.r: does every row of Q_i see all keys of K_j; until then false (1 line)]
     // Masks cost nothing on full tiles: the first row of the tile sees least.
     const bool full = mask.visible_keys(i0) >= j0 + Bc;
+    // [end]
     for (int i = 0; i < TR; ++i) {
       const int r = r0 + 4 * i;
+      // [more 04.s: how many columns of this tile row r sees; until then Bc (1 line)]
       const int n = full ? Bc : int(mask.visible_keys(i0 + min(r, rows - 1)) - j0);
+      // [end]
 
       // (4) m_new = max(m, rowmax S_ij)
       float m_new = m[i];
@@ -153,9 +170,14 @@ __global__ void __launch_bounds__(threads, D <= 64 ? 4 : 2)
                               rescale * o[i][y].w);
     }
 
+    // [more 04.t (6): what must have happened before V_j is written over K_j (1 line)]
     __syncthreads();  // K_j is no longer read
+    // [end]
     load<D, Bc>(KVj, V, j0, cols, vectorised);
-    __syncthreads();  // V_j is complete (and so is P_ij)
+    // [more 04.u (6): what must have happened before V_j and P_ij are read (1 line)]
+    // V_j is complete, and so is P_ij
+    __syncthreads();
+    // [end]
 
     // (6) O_i = exp(m - m_new) O_i + P_ij V_j
     // [step 04.5: add to o[i][y] the products of keys c ... c + 3 (16 lines)]
@@ -197,6 +219,7 @@ __global__ void __launch_bounds__(threads, D <= 64 ? 4 : 2)
     }
     if (t.LSE && tx == 0) t.LSE[head * p.Nq + i0 + r] = m[i] + logf(l[i]);
   }
+  // [end blank]
 }
 // [end quote]
 
@@ -211,12 +234,16 @@ template <int D>
 void launch(const Problem& p, const Forward<float>& t, float scale, cudaStream_t stream) {
   const auto register_tiled = register_tiled_kernel<D>;
   const std::size_t bytes = Tile<D>::shared_bytes;
+  // [more 04.v (1): more than 48 KiB must be asked for (1 line)]
   allow_shared_memory(register_tiled, bytes);
+  // [end]
   const std::int64_t blocks = p.B * p.Hq * ((p.Nq + Tile<D>::Br - 1) / Tile<D>::Br);
   const bool vectorised =
       p.d % 4 == 0 && aligned(t.Q) && aligned(t.K) && aligned(t.V) && aligned(t.O);
+  // [more 04.w (1): FA_LAUNCH(kernel, grid, block, shared bytes, stream, arguments...) (2 lines)]
   FA_LAUNCH(register_tiled, dim3(unsigned(blocks)), dim3(threads), bytes, stream, p, t, scale,
             vectorised);
+  // [end]
 }
 
 }  // namespace

@@ -63,6 +63,7 @@ template <class Tile, bool atomic_dq>
 __global__ void __launch_bounds__(threads, Tile::D <= 64 ? 3 : 2)
     dkv_kernel(Problem p, Backward<float> t, float scale, Delta delta, const float* D_rows,
                bool vectorised) {
+  // [blank]
   constexpr int TR = Tile::TR, TK = Tile::TK, Bc = Tile::rows, Br = Tile::cols;
   float* Kj = dynamic_shared<float>();      // [Bc, pitch]
   float* Vj = Kj + Bc * Tile::pitch;        // [Bc, pitch]
@@ -79,8 +80,10 @@ __global__ void __launch_bounds__(threads, Tile::D <= 64 ? 3 : 2)
   const int keys = int(min(std::int64_t(Bc), p.Nk - j0));
   const Mask mask(p, b);
 
+  // [more 05.q (2): how many keys of this tile may be looked at; until then 0 (1 line)]
   // Padded keys are not even looked at: 0 times what they hold may be NaN.
   const int seen = int(max(min(mask.length - j0, std::int64_t(keys)), std::int64_t(0)));
+  // [end]
   load<Tile, Bc>(Kj, t.K.rows(b, hk, p.Nk, d), j0, seen, vectorised);
   load<Tile, Bc>(Vj, t.V.rows(b, hk, p.Nk, d), j0, seen, vectorised);
   float4 dK[TR][Tile::columns], dV[TR][Tile::columns];
@@ -92,14 +95,20 @@ __global__ void __launch_bounds__(threads, Tile::D <= 64 ? 3 : 2)
     const std::int64_t rows_before = (b * p.Hq + h) * p.Nq;
     // Rows before the first that sees key j0 see nothing of this tile.
     for (std::int64_t i0 = mask.first_row(j0); i0 < p.Nq; i0 += Br) {
+      // [more 05.r (2): how many queries this tile has, at the end fewer; until then 0 (1 line)]
       const int rows = int(min(std::int64_t(Br), p.Nq - i0));
+      // [end]
+      // [more 05.s (2): what must have happened before Q_i, L and D are written (1 line)]
       __syncthreads();  // Q_i, L and D of the tile before are no longer read
+      // [end]
       load<Tile, Br>(QdOi, Q, i0, rows, vectorised);
       if (int(threadIdx.x) < rows) {
         L[threadIdx.x] = t.LSE[rows_before + i0 + threadIdx.x];
         if (delta != Delta::in_loop) D_i[threadIdx.x] = D_rows[rows_before + i0 + threadIdx.x];
       }
+      // [more 05.t (2): what must have happened before they are read (1 line)]
       __syncthreads();  // Q_i (at first K_j and V_j too), L and D are complete
+      // [end]
 
       // (2) P^T = exp(scale K_j Q_i^T - L_i), 0 where row i does not see j
       float P[TR][TK], dS[TR][TK];
@@ -111,41 +120,53 @@ __global__ void __launch_bounds__(threads, Tile::D <= 64 ? 3 : 2)
         // Columns are queries: how many keys of this tile does this one see?
         const bool none = r >= rows || L[r] == -INFINITY;
         const std::int64_t seen_by_r = mask.visible_keys(i0 + min(r, rows - 1)) - j0;
+        // [more 05.u: the first n keys of the tile see this query; until then Bc (3 lines)]
         const int n = none   ? 0
                       : full ? Bc
                              : int(min(max(seen_by_r, std::int64_t(0)), std::int64_t(Bc)));
+        // [end]
         const float L_i = n > 0 ? L[r] : 0;
 #pragma unroll
         for (int i = 0; i < TR; ++i) P[i][c] = r0 + 4 * i < n ? __expf(scale * P[i][c] - L_i) : 0;
       }
       share<Tile>(Wij, P, r0);
 
+      // [more 05.v (3, 5): what must have happened before dO_i is written over Q_i (1 line)]
       __syncthreads();  // Q_i is no longer read
+      // [end]
       load<Tile, Br>(QdOi, dO, i0, rows, vectorised);
+      // [more 05.w (3, 5): what must have happened before dO_i is read (1 line)]
       __syncthreads();  // dO_i is complete
+      // [end]
       if (delta == Delta::in_loop) {
         row_deltas<Tile>(D_i, QdOi, t.O.rows(b, h, p.Nq, d), i0, rows);
+        // [more 05.x (4): who wrote the deltas, and who reads them now (1 line)]
         __syncthreads();  // the deltas are there, for all warps
+        // [end]
       }
 
       // (5) dV_j += P_ij^T dO_i;  (3) dP^T = V_j dO_i^T;  (4) dS = P (dP - D)
-      // [step 05.6: the product that dV is made of, and the one that gives dP, into dS (2 lines)]
+      // [step 05.6 (3, 5): the product for dV, and, in dS, the one that gives dP (2 lines)]
       accumulate<Tile>(dV, Wij, QdOi, r0);
       product<Tile>(dS, Vj, QdOi, r0);
       // [end]
 #pragma unroll
       for (int c = 0; c < TK; ++c) {
         const float delta_i = tx + 8 * c < rows ? D_i[tx + 8 * c] : 0;
-        // [step 05.7: from dP to dS, for the TR keys of this column (2 lines)]
+        // [step 05.7 (4): from dP to dS, for the TR keys of this column (2 lines)]
 #pragma unroll
         for (int i = 0; i < TR; ++i) dS[i][c] = P[i][c] == 0 ? 0 : P[i][c] * (dS[i][c] - delta_i);
         // [end]
       }
       share<Tile>(Wij, dS, r0);
 
+      // [more 05.y (5): what must have happened before Q_i is written over dO_i (1 line)]
       __syncthreads();  // dO_i is no longer read
+      // [end]
       load<Tile, Br>(QdOi, Q, i0, rows, vectorised);
+      // [more 05.z (5): what must have happened before Q_i is read (1 line)]
       __syncthreads();  // Q_i is complete, for the second time
+      // [end]
       // (5) dK_j += dS_ij^T Q_i
       accumulate<Tile>(dK, Wij, QdOi, r0);
       if constexpr (atomic_dq) add_dq<Tile>(t.dQ.rows(b, h, p.Nq, d), i0, rows, Wij, Kj, scale);
@@ -153,6 +174,7 @@ __global__ void __launch_bounds__(threads, Tile::D <= 64 ? 3 : 2)
   }
   store<Tile>(t.dK.rows(b, hk, p.Nk, d), j0, keys, r0, scale, dK, vectorised);
   store<Tile>(t.dV.rows(b, hk, p.Nk, d), j0, keys, r0, 1, dV, vectorised);
+  // [end blank]
 }
 // [end quote]
 

@@ -22,6 +22,7 @@ template <class Tile>
 __global__ void __launch_bounds__(threads, Tile::D <= 64 ? 3 : 2)
     dq_kernel(Problem p, Backward<float> t, float scale, Delta delta, float* D_rows,
               bool vectorised) {
+  // [blank]
   constexpr int TR = Tile::TR, TK = Tile::TK, Br = Tile::rows, Bc = Tile::cols;
   float* Qi = dynamic_shared<float>();   // [Br, pitch]
   float* dOi = Qi + Br * Tile::pitch;    // [Br, pitch]
@@ -39,11 +40,15 @@ __global__ void __launch_bounds__(threads, Tile::D <= 64 ? 3 : 2)
 
   load<Tile, Br>(Qi, t.Q.rows(b, h, p.Nq, d), i0, rows, vectorised);
   load<Tile, Br>(dOi, t.dO.rows(b, h, p.Nq, d), i0, rows, vectorised);
+  // [more 05.f (1): what must have happened before Q_i and dO_i are read (1 line)]
   __syncthreads();  // both tiles are complete
+  // [end]
   const float* deltas = D_rows + head * p.Nq + i0;
   if (delta != Delta::own_kernel) {
     row_deltas<Tile>(dSij, dOi, t.O.rows(b, h, p.Nq, d), i0, rows);
+    // [more 05.g (1): who wrote the deltas, and who reads them now (1 line)]
     __syncthreads();  // the deltas are there, for all warps
+    // [end]
     if (delta == Delta::with_dq && int(threadIdx.x) < rows)
       D_rows[head * p.Nq + i0 + threadIdx.x] = dSij[threadIdx.x];
     deltas = dSij;
@@ -57,29 +62,43 @@ __global__ void __launch_bounds__(threads, Tile::D <= 64 ? 3 : 2)
 
   float4 dQ[TR][Tile::columns];
   clear<Tile>(dQ);
+  // [more 05.h: the keys that any row of this tile sees; until then 0 (1 line)]
   const std::int64_t end = mask.visible_keys(i0 + rows - 1);
+  // [end]
   for (std::int64_t j0 = 0; j0 < end; j0 += Bc) {
+    // [more 05.i: how many keys this tile has, at the end fewer; until then 0 (1 line)]
     const int cols = int(min(std::int64_t(Bc), end - j0));
+    // [end]
+    // [more 05.j (3): what must have happened before V_j is written over K_j (1 line)]
     __syncthreads();  // K_j of the tile before is no longer read, nor D_i in dSij
+    // [end]
     load<Tile, Bc>(KVj, V, j0, cols, vectorised);
+    // [more 05.k (3): what must have happened before V_j is read (1 line)]
     __syncthreads();  // V_j is complete
+    // [end]
 
     // (3) dP_ij = dO_i V_j^T
     float dP[TR][TK], S[TR][TK];
     product<Tile>(dP, dOi, KVj, r0);
 
+    // [more 05.l (2): what must have happened before K_j is written over V_j (1 line)]
     __syncthreads();  // V_j is no longer read
+    // [end]
     load<Tile, Bc>(KVj, K, j0, cols, vectorised);
+    // [more 05.m (2): what must have happened before K_j is read (1 line)]
     __syncthreads();  // K_j is complete
+    // [end]
 
     // (2) P_ij = exp(scale Q_i K_j^T - L_i), 0 where row i does not see j;  (4) dS = P (dP - D)
     product<Tile>(S, Qi, KVj, r0);
     const bool full = mask.visible_keys(i0) >= j0 + Bc;
 #pragma unroll
     for (int i = 0; i < TR; ++i) {
+      // [more 05.n (2): how many columns of this tile row i sees; until then Bc (3 lines)]
       const int n = L[i] == -INFINITY ? 0  // a row without any weight
                     : full            ? Bc
                                       : int(mask.visible_keys(i0 + min(r0 + 4 * i, rows - 1)) - j0);
+      // [end]
       // [step 05.4: turn S[i][j] into the gradient of the score; unseen keys have none (4 lines)]
       for (int j = 0; j < TK; ++j) {
         const float P = tx + 8 * j < n ? __expf(scale * S[i][j] - L[i]) : 0;
@@ -95,6 +114,7 @@ __global__ void __launch_bounds__(threads, Tile::D <= 64 ? 3 : 2)
     // [end]
   }
   store<Tile>(t.dQ.rows(b, h, p.Nq, d), i0, rows, r0, scale, dQ, vectorised);
+  // [end blank]
 }
 // [end quote]
 
@@ -104,9 +124,13 @@ void launch(const Problem& p, const Backward<float>& t, float scale, Delta delta
   const auto dq = dq_kernel<Tile>;
   const std::size_t bytes = Tile::shared_bytes;
   allow_shared_memory(dq, bytes);
+  // [more 05.o (5): a block for each tile that owns rows of dQ; until then 1 (1 line)]
   const std::int64_t blocks = p.B * p.Hq * ((p.Nq + Tile::rows - 1) / Tile::rows);
+  // [end]
+  // [more 05.p (5): FA_LAUNCH(kernel, grid, block, shared bytes, stream, arguments...) (2 lines)]
   FA_LAUNCH(dq, dim3(unsigned(blocks)), dim3(threads), bytes, stream, p, t, scale, delta, D_rows,
             all_aligned(p, t));
+  // [end]
 }
 
 }  // namespace

@@ -8,6 +8,7 @@
 namespace fa::cuda_backward {
 namespace {
 
+// [blank]
 template <class T>
 T dot(const T* x, const T* y, std::int64_t d) {
   T sum = 0;
@@ -19,6 +20,7 @@ template <class T>
 void add(T* y, T a, const T* x, std::int64_t d) {
   for (std::int64_t e = 0; e < d; ++e) y[e] += a * x[e];
 }
+// [end blank]
 
 }  // namespace
 
@@ -27,6 +29,7 @@ void attention_backward(const Rows<const T>& Q, const Rows<const T>& K, const Ro
                         const Rows<const T>& O, const Rows<const T>& dO, const T* LSE, T scale,
                         const Mask& mask, std::int64_t Br, std::int64_t Bc, T* D, const Rows<T>& dQ,
                         const Rows<T>& dK, const Rows<T>& dV) {
+  // [blank]
   const std::int64_t Nq = Q.rows, Nk = K.rows, d = Q.cols;
   // [quote backward]
   // (1) D_i = dO_i . O_i: all that the softmax's Jacobian needs to know about the rest of the row
@@ -38,19 +41,29 @@ void attention_backward(const Rows<const T>& Q, const Rows<const T>& K, const Ro
   }
 
   for (std::int64_t j0 = 0; j0 < Nk; j0 += Bc) {
+    // [more 05.a: how many keys this tile has, at the end fewer; until then 0 (1 line)]
     const std::int64_t cols = std::min(Bc, Nk - j0);
-    // Rows before the first that sees a key of this tile are skipped.
-    for (std::int64_t i0 = mask.first_row(j0); i0 < Nq; i0 += Br)
+    // [end]
+    // [more 05.b: the first row that need be looked at; until then Nq (1 line)]
+    const std::int64_t first = mask.first_row(j0);  // those before it see no key of this tile
+    // [end]
+    for (std::int64_t i0 = first; i0 < Nq; i0 += Br)
       for (std::int64_t i = i0; i < std::min(i0 + Br, Nq); ++i) {
         if (std::isinf(LSE[i])) continue;  // a row without any weight
+        // [more 05.c: how many keys of this tile row i sees; until then cols (1 line)]
         // A key that row i does not see has P = 0. It is left out, not multiplied by 0: its score
         // may lie above L_i, and exp could overflow.
         const std::int64_t n = std::clamp<std::int64_t>(mask.visible_keys(i) - j0, 0, cols);
+        // [end]
         for (std::int64_t j = j0; j < j0 + n; ++j) {
           // (2) P_ij = exp(scale q_i . k_j - L_i), already normalised
+          // [more 05.d: the weight of this pair; until then 0 (1 line)]
           const T P = std::exp(scale * dot(Q[i], K[j], d) - LSE[i]);
+          // [end]
           // (3) dP_ij = dO_i . v_j
+          // [more 05.e: the gradient of this weight; until then 0 (1 line)]
           const T dP = dot(dO[i], V[j], d);
+          // [end]
           // (4) dS_ij = P_ij (dP_ij - D_i)
           T dS = 0;
           // [step 05.2: the gradient of one score (1 line)]
@@ -66,6 +79,7 @@ void attention_backward(const Rows<const T>& Q, const Rows<const T>& K, const Ro
       }
   }
   // [end quote]
+  // [end blank]
 }
 
 template void attention_backward(const Rows<const float>&, const Rows<const float>&,

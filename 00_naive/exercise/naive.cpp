@@ -1,4 +1,4 @@
-// Generated from ../naive.cpp. To fill in the TODOs: ./learn practice 00
+// Practice 00, level 1, of naive.cpp. Keep the marks; ./learn practice 00
 // Attention in five lines: two matrices, then the three equations of the chapter.
 #include "00_naive/naive.hpp"
 
@@ -10,13 +10,19 @@ void attention(const MatrixMap<const T>& Q, const MatrixMap<const T>& K,
   Matrix<T> S(Q.rows(), K.rows()), P(Q.rows(), K.rows());  // [Nq, Nk] each: the cost of the stage
 
   // (1) S = scale Q K^T: how well query i matches key j
-  // TODO 00.1: the score of every query against every key (1 line)
+  // [step 00.1: the score of every query against every key (1 line)]
+  // TODO
+  // [end]
 
   // (2) P_ij = exp(S_ij) / l_i, l_i = sum_j exp(S_ij): each row becomes weights that sum to 1
-  // TODO 00.2: exponentials, then divide each row by its sum (2 lines)
+  // [step 00.2: exponentials, then divide each row by its sum (2 lines)]
+  // TODO
+  // [end]
 
   // (3) O = P V: each output row is an average of the rows of V with those weights   [Nq, d]
-  // TODO 00.3: average the values (1 line)
+  // [step 00.3: average the values (1 line)]
+  // TODO
+  // [end]
 }
 
 template void attention(const MatrixMap<const float>&, const MatrixMap<const float>&,

@@ -1,4 +1,4 @@
-// Generated from ../naive_backward.cpp. To fill in the TODOs: ./learn practice 00
+// Practice 00, level 1, of naive_backward.cpp. Keep the marks; ./learn practice 00
 // Skip this file until stage 05. The gradients of the five lines, by the chain rule, last line
 // first; the softmax in two forms that must agree. P is computed again, because nothing was kept.
 #include "00_naive/naive.hpp"
@@ -12,16 +12,18 @@ void attention_backward(const MatrixMap<const T>& Q, const MatrixMap<const T>& K
   // (1), (2) once more; S becomes P in place
   Matrix<T> P = scale * Q * K.transpose();
   P = P.array().exp();
-  P.array().colwise() /= P.rowwise().sum().eval().array();
+  P.array().colwise() /= P.rowwise().sum().array();
 
   Matrix<T> dP(P.rows(), P.cols()), dS(P.rows(), P.cols());
 
   // (4) from O = P V:  dV = P^T dO,  dP = dO V^T
-  // TODO 00.4: the two gradients of a matrix product (2 lines)
+  // [step 00.4: the two gradients of a matrix product; heads that share V add to one dV (2 lines)]
+  // TODO
+  // [end]
 
   // (5) from P = softmax(S), row by row
   if (form == SoftmaxGradient::jacobian) {
-    // dS_i = J dP_i with the Jacobian of softmax, J = diag(P_i) - P_i P_i^T: [Nk, Nk] for every row
+    // dS_i = J dP_i with J = diag(P_i) - P_i P_i^T
     for (Eigen::Index i = 0; i < P.rows(); ++i) {
       const Vector<T> P_i = P.row(i);
       Matrix<T> J = P_i.asDiagonal();
@@ -29,12 +31,16 @@ void attention_backward(const MatrixMap<const T>& Q, const MatrixMap<const T>& K
       dS.row(i) = J * dP.row(i).transpose();
     }
   } else {
-    // dS_ij = P_ij (dP_ij - D_i), D_i = sum_j P_ij dP_ij: the same without ever building J
-    // TODO 00.5: the softmax gradient with one number per row (2 lines)
+    // (5) dS_ij = P_ij (dP_ij - D_i), D_i = sum_j P_ij dP_ij: the same without ever building J
+    // [step 00.5: the softmax gradient with one number per row (2 lines)]
+    // TODO
+    // [end]
   }
 
   // (6) from S = scale Q K^T:  dQ = scale dS K,  dK = scale dS^T Q
-  // TODO 00.6: the scale enters once in each (2 lines)
+  // [step 00.6: the scale enters once in each; heads that share K add to one dK (2 lines)]
+  // TODO
+  // [end]
 }
 
 template void attention_backward(const MatrixMap<const float>&, const MatrixMap<const float>&,

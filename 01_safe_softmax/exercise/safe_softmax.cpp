@@ -1,4 +1,4 @@
-// Generated from ../safe_softmax.cpp. To fill in the TODOs: ./learn practice 01
+// Practice 01, level 1, of safe_softmax.cpp. Keep the marks; ./learn practice 01
 // Softmax that cannot overflow: subtract the largest score of the row before exponentiating. Three
 // passes over each row of S: find the maximum, take and sum the exponentials, divide.
 #include "01_safe_softmax/safe_softmax.hpp"
@@ -23,7 +23,9 @@ void attention(const MatrixMap<const T>& Q, const MatrixMap<const T>& K,
     T m = -infinity, l = 0;
 
     // (2) m_i = max_j S_ij over the visible keys; a row that sees nothing keeps -infinity
-    // TODO 01.1: first pass, the largest visible score, if any key is visible (1 line)
+    // [step 01.1: first pass, the largest visible score, if any key is visible (1 line)]
+    // TODO
+    // [end]
 
     // Scores that are all -infinity leave no weight to give: go on as if the row saw nothing, with
     // P_i = 0 and L_i = -infinity. (3) would subtract -infinity from -infinity, which is NaN; and
@@ -31,13 +33,19 @@ void attention(const MatrixMap<const T>& Q, const MatrixMap<const T>& K,
     if (m == -infinity && !S.row(i).head(n).hasNaN()) n = 0;
 
     // (3) P_ij = exp(S_ij - m_i), between 0 and 1;  l_i = sum_j P_ij, at least 1 where n > 0
-    // TODO 01.2: second pass, exponentials of the difference and their sum (2 lines)
+    // [step 01.2: second pass, exponentials of the difference and their sum (2 lines)]
+    // TODO
+    // [end]
 
     // (4) divide by l_i; hidden keys get weight 0, for (6) multiplies with all of them
-    // TODO 01.3: third pass, divide by the sum, and clear what is hidden (2 lines)
+    // [step 01.3: third pass, divide by the sum, and clear what is hidden (2 lines)]
+    // TODO
+    // [end]
 
     // (5) L_i = log sum_j exp(S_ij) = m_i + log l_i: the whole normaliser in one number
-    // TODO 01.4: the log-sum-exp, if it is wanted (1 line)
+    // [step 01.4: the log-sum-exp, if it is wanted (1 line)]
+    // TODO
+    // [end]
   }
 
   // (6) O = P V                                                                         [Nq, d]

@@ -1,4 +1,4 @@
-// Generated from ../online_softmax.cpp. To fill in the TODOs: ./learn practice 02
+// Practice 02, level 1, of online_softmax.cpp. Keep the marks; ./learn practice 02
 // Softmax while the numbers are still arriving: keep a maximum and a sum, and when the maximum
 // grows, rescale the sum. What rescales a sum of weights rescales a weighted sum of values just as
 // well, and so attention needs no row of scores.
@@ -11,18 +11,22 @@ namespace fa::online_softmax {
 
 template <class T>
 T Running<T>::add(T x, T& p) {
-  constexpr T infinity = std::numeric_limits<T>::infinity();
   T rescale = 1;
   p = 0;
+  constexpr T infinity = std::numeric_limits<T>::infinity();
   // A score of -infinity has weight 0. As the first one it would meet m = -infinity below.
   if (x == -infinity) return rescale;
 
   // (1) m_new = max(m, x)
   const T m_new = std::max(m, x);
   // (2) everything so far was measured from m: exp(x_j - m) exp(m - m_new) = exp(x_j - m_new)
-  // TODO 02.1: factor from the old maximum to the new one, and the new number's weight (2 lines)
+  // [step 02.1: factor from the old maximum to the new one, and the new number's weight (2 lines)]
+  // TODO
+  // [end]
   // (3) l_new = l exp(m - m_new) + exp(x - m_new)
-  // TODO 02.2: rescale the old sum, add the new weight, keep the new maximum (2 lines)
+  // [step 02.2: rescale the old sum, add the new weight, keep the new maximum (2 lines)]
+  // TODO
+  // [end]
   return rescale;
 }
 
@@ -51,22 +55,23 @@ void attention(const Rows<const T>& Q, const Rows<const T>& K, const Rows<const 
       for (std::int64_t x = 0; x < d; ++x) s += Q[i][x] * K[j][x];
       // (5) o_new = o exp(m - m_new) + exp(s - m_new) v_j: the same step as for l
       const T rescale = r.add(scale * s, p);
-      // TODO 02.3: rescale the output so far and add the new value with its weight (1 line)
+      // [step 02.3: rescale the output so far and add the new value with its weight (1 line)]
+      // TODO
+      // [end]
     }
     // (6) O_i = o / l,  L_i = m + log l; a row without weight keeps 0 and gets -infinity
-    // TODO 02.4: divide once, at the end; then the log-sum-exp if it is wanted (2 lines)
+    // [step 02.4: divide once, at the end; then the log-sum-exp if it is wanted (2 lines)]
+    // TODO
+    // [end]
   }
 }
 
 template <class T>
 void merge(const T* O1, T L1, const T* O2, T L2, std::int64_t d, T* O, T* L) {
   // (7) a part weighs exp(L_part): softmax over two numbers, with the usual subtraction
-  Running<T> r;
-  T w1, w2;
-  r.add(L1, w1);
-  w1 *= r.add(L2, w2);
-  for (std::int64_t x = 0; x < d; ++x) O[x] = r.l == 0 ? T(0) : (w1 * O1[x] + w2 * O2[x]) / r.l;
-  *L = r.m + std::log(r.l);
+  // [step 02.5: the weights of both parts by two calls of add; O and L from them (6 lines)]
+  // TODO
+  // [end]
 }
 
 template struct Running<float>;

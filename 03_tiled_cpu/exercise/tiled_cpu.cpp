@@ -1,4 +1,4 @@
-// Generated from ../tiled_cpu.cpp. To fill in the TODOs: ./learn practice 03
+// Practice 03, level 1, of tiled_cpu.cpp. Keep the marks; ./learn practice 03
 // Algorithm 1 of FlashAttention-2, line by line. One call is one turn of its outer loop: one tile
 // of queries, which owns its rows of O. Stage 04 turns this very loop nest into a CUDA kernel.
 #include "03_tiled_cpu/tiled_cpu.hpp"
@@ -14,7 +14,8 @@ void attention_tile(const Rows<const T>& Q, const Rows<const T>& K, const Rows<c
                     const Mask& mask, std::int64_t i0, std::int64_t Br, std::int64_t Bc, T* scratch,
                     const Rows<T>& O, T* LSE) {
   constexpr T infinity = std::numeric_limits<T>::infinity();
-  const std::int64_t d = Q.cols, rows = std::min(Br, Q.rows - i0);
+  const std::int64_t d = Q.cols;
+  const std::int64_t rows = std::min(Br, Q.rows - i0);
   // [Br, Bc]: scores of this pair of tiles, then their weights. Here one row would do, for each is
   // used up before the next begins; the warps of stage 04 work on all rows at the same time.
   T* S = scratch;
@@ -41,7 +42,9 @@ void attention_tile(const Rows<const T>& Q, const Rows<const T>& K, const Rows<c
       // (3) S_ij = scale Q_i K_j^T
       T* s = S + r * Bc;
       std::fill_n(s, cols, T(0));
-      // TODO 03.1: one row of the product of two tiles (2 lines)
+      // [step 03.1: one row of the product of two tiles (2 lines)]
+      // TODO
+      // [end]
       for (std::int64_t c = 0; c < cols; ++c) s[c] *= scale;
 
       // Only a tile on the diagonal has rows that see a part of it; a full tile takes all columns.
@@ -55,19 +58,25 @@ void attention_tile(const Rows<const T>& Q, const Rows<const T>& K, const Rows<c
 
       // (5) P_ij = exp(S_ij - m_new);  l = exp(m - m_new) l + rowsum P_ij
       const T rescale = std::exp(m[r] - shift);
-      // TODO 03.2: rescale the sum, then add this tile's weights to it (2 lines)
+      // [step 03.2: rescale the sum, then add this tile's weights to it (2 lines)]
+      // TODO
+      // [end]
       m[r] = m_new;
 
       // (6) O_i = exp(m - m_new) O_i + P_ij V_j
       T* o = O[i0 + r];
       for (std::int64_t x = 0; x < d; ++x) o[x] *= rescale;
-      // TODO 03.3: add the values of this tile, each with its weight (2 lines)
+      // [step 03.3: add the values of this tile, each with its weight (2 lines)]
+      // TODO
+      // [end]
     }
   }
 
   // (7) O_i = O_i / l_i;  L_i = m_i + log l_i
   for (std::int64_t r = 0; r < rows; ++r) {
-    // TODO 03.4: divide once, and write the log-sum-exp if it is wanted (2 lines)
+    // [step 03.4: divide once, and write the log-sum-exp if it is wanted (2 lines)]
+    // TODO
+    // [end]
   }
 }
 

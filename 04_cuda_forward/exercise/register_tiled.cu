@@ -1,4 +1,4 @@
-// Generated from ../register_tiled.cu. To fill in the TODOs: ./learn practice 04
+// Practice 04, level 1, of register_tiled.cu. Keep the marks; ./learn practice 04
 // Register tiles. In tiled.cu every multiply-add reads its operands from shared memory, which can
 // deliver at most half of what the arithmetic units could use. Here a thread holds TR x TK
 // scores, reads TR + TK groups of four numbers for 4 TR TK multiply-adds, and so is limited by
@@ -23,7 +23,9 @@ struct Tile {
   static constexpr int Br = warps * 4 * TR;      // 64 queries
   static constexpr int Bc = 8 * TK;              // 64 keys
   static constexpr int columns = (D + 31) / 32;  // groups of four columns of O of a thread
-  static constexpr int row = D + 4, P_row = Bc + 8;
+  static constexpr int pad = 4;
+  static constexpr int P_pad = 8;
+  static constexpr int row = D + pad, P_row = Bc + P_pad;
   static constexpr std::size_t shared_bytes = sizeof(float) * (Br * row + Bc * row + Br * P_row);
 };
 
@@ -105,7 +107,9 @@ __global__ void __launch_bounds__(threads, D <= 64 ? 4 : 2)
 
     // (3) S_ij = scale Q_i K_j^T
     float s[TR][TK] = {};
-    // TODO 04.4: add to s[i][j] columns x to x + 3 of row r0 + 4 i times key tx + 8 j (14 lines)
+    // [step 04.4: add to s[i][j] columns x to x + 3 of row r0 + 4 i times key tx + 8 j (14 lines)]
+    // TODO
+    // [end]
 
     // Masks cost nothing on full tiles: the first row of the tile sees least.
     const bool full = mask.visible_keys(i0) >= j0 + Bc;
@@ -140,10 +144,13 @@ __global__ void __launch_bounds__(threads, D <= 64 ? 4 : 2)
 
     __syncthreads();  // K_j is no longer read
     load<D, Bc>(KVj, V, j0, cols, vectorised);
-    __syncthreads();  // V_j is complete (and so is P_ij)
+    // V_j is complete, and so is P_ij
+    __syncthreads();
 
     // (6) O_i = exp(m - m_new) O_i + P_ij V_j
-    // TODO 04.5: add to o[i][y] the products of keys c ... c + 3 (16 lines)
+    // [step 04.5: add to o[i][y] the products of keys c ... c + 3 (16 lines)]
+    // TODO
+    // [end]
   }
 
   // (7) O_i = O_i / l_i;  L_i = m_i + log l_i

@@ -1,4 +1,4 @@
-// Generated from ../tiled.cu. To fill in the TODOs: ./learn practice 04
+// Practice 04, level 1, of tiled.cu. Keep the marks; ./learn practice 04
 // Stage 03's loop nest as a CUDA kernel, step by step the same; only who runs a loop has changed.
 //
 //   the loop over tiles of queries, heads and batches    one block each: blockIdx.x
@@ -28,8 +28,8 @@ __device__ float warp_sum(float x) {
 }
 
 __global__ void tiled_kernel(Problem p, Forward<float> t, float scale) {
-  // 42 KiB. Without the + 1 all lanes would read K from the same bank.
-  __shared__ float Qi[Br][max_d], Kj[Bc][max_d + 1], Vj[Bc][max_d], Pij[Br][Bc];
+  constexpr int pad = 1;  // without it all lanes would read K from the same bank
+  __shared__ float Qi[Br][max_d], Kj[Bc][max_d + pad], Vj[Bc][max_d], Pij[Br][Bc];  // 42 KiB
 
   const int lane = threadIdx.x % lanes, warp = threadIdx.x / lanes, d = int(p.d);
   const std::int64_t tiles = (p.Nq + Br - 1) / Br, head = blockIdx.x / tiles;
@@ -67,7 +67,9 @@ __global__ void tiled_kernel(Problem p, Forward<float> t, float scale) {
 
     // (3) S_ij = scale Q_i K_j^T: a key per lane, rows_per_warp rows for every number of K read
     float s[rows_per_warp] = {};
-    // TODO 04.1: add to s[i] the product of row 4 warp + i of Q_i and this lane's key (2 lines)
+    // [step 04.1: add to s[i] the product of row 4 warp + i of Q_i and this lane's key (2 lines)]
+    // TODO
+    // [end]
 
     for (int i = 0; i < rows_per_warp; ++i) {
       const int r = warp * rows_per_warp + i;
@@ -80,7 +82,9 @@ __global__ void tiled_kernel(Problem p, Forward<float> t, float scale) {
 
       // (5) P_ij = exp(S_ij - m_new);  l = exp(m - m_new) l + rowsum P_ij
       const float rescale = expf(m[i] - shift);
-      // TODO 04.2: this lane's weight, into Pij and, over all lanes, into l (3 lines)
+      // [step 04.2: this lane's weight, into Pij and, over all lanes, into l (3 lines)]
+      // TODO
+      // [end]
       m[i] = m_new;
 
       // (6) O_i = exp(m - m_new) O_i ...
@@ -88,8 +92,10 @@ __global__ void tiled_kernel(Problem p, Forward<float> t, float scale) {
     }
     __syncwarp();  // a row of P_ij is written and read by the same warp
 
-    // ... + P_ij V_j: now a lane owns columns
-    // TODO 04.3: add to o[i][y] row 4 warp + i of P_ij times column lane + 32 y of V_j (4 lines)
+    // (6) ... + P_ij V_j: now a lane owns columns
+    // [step 04.3: add to o[i][y] row 4 warp + i of P_ij times column lane + 32 y of V_j (4 lines)]
+    // TODO
+    // [end]
   }
 
   // (7) O_i = O_i / l_i;  L_i = m_i + log l_i

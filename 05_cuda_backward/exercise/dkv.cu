@@ -1,4 +1,4 @@
-// Generated from ../dkv.cu. To fill in the TODOs: ./learn practice 05
+// Practice 05, level 1, of dkv.cu. Keep the marks; ./learn practice 05
 // The owner of dK and dV: a block per tile of keys, a loop over the tiles of queries that see it,
 // in all query heads of the group. Everything is transposed: rows of a tile of scores are keys now.
 //
@@ -129,11 +129,15 @@ __global__ void __launch_bounds__(threads, Tile::D <= 64 ? 3 : 2)
       }
 
       // (5) dV_j += P_ij^T dO_i;  (3) dP^T = V_j dO_i^T;  (4) dS = P (dP - D)
-      // TODO 05.6: the product that dV is made of, and the one that gives dP, into dS (2 lines)
+      // [step 05.6: the product for dV, and, in dS, the one that gives dP (2 lines)]
+      // TODO
+      // [end]
 #pragma unroll
       for (int c = 0; c < TK; ++c) {
         const float delta_i = tx + 8 * c < rows ? D_i[tx + 8 * c] : 0;
-        // TODO 05.7: from dP to dS, for the TR keys of this column (2 lines)
+        // [step 05.7: from dP to dS, for the TR keys of this column (2 lines)]
+        // TODO
+        // [end]
       }
       share<Tile>(Wij, dS, r0);
 

@@ -1,4 +1,4 @@
-// Generated from ../dq.cu. To fill in the TODOs: ./learn practice 05
+// Practice 05, level 1, of dq.cu. Keep the marks; ./learn practice 05
 // The owner of dQ: a block per tile of queries, a loop over tiles of keys. It has the shape of the
 // forward, and like there nobody else adds to its rows. Before it, the small kernel for D.
 #include "05_cuda_backward/tile.cuh"
@@ -80,12 +80,16 @@ __global__ void __launch_bounds__(threads, Tile::D <= 64 ? 3 : 2)
       const int n = L[i] == -INFINITY ? 0  // a row without any weight
                     : full            ? Bc
                                       : int(mask.visible_keys(i0 + min(r0 + 4 * i, rows - 1)) - j0);
-      // TODO 05.4: turn S[i][j] into the gradient of the score; unseen keys have none (4 lines)
+      // [step 05.4: turn S[i][j] into the gradient of the score; unseen keys have none (4 lines)]
+      // TODO
+      // [end]
     }
 
     // (5) dQ_i += dS_ij K_j
     share<Tile>(dSij, S, r0);
-    // TODO 05.5: the one product that dQ is made of (1 line)
+    // [step 05.5: the one product that dQ is made of (1 line)]
+    // TODO
+    // [end]
   }
   store<Tile>(t.dQ.rows(b, h, p.Nq, d), i0, rows, r0, scale, dQ, vectorised);
 }

@@ -1,4 +1,4 @@
-// Generated from ../tiled_backward.cpp. To fill in the TODOs: ./learn practice 05
+// Practice 05, level 1, of tiled_backward.cpp. Keep the marks; ./learn practice 05
 // The backward by recomputation, for one query head. P_ij = exp(scale q_i . k_j - L_i) needs no
 // running maximum and no second pass: L holds both of the forward's statistics.
 #include <algorithm>
@@ -32,13 +32,15 @@ void attention_backward(const Rows<const T>& Q, const Rows<const T>& K, const Ro
   // (1) D_i = dO_i . O_i: all that the softmax's Jacobian needs to know about the rest of the row
   for (std::int64_t i = 0; i < Nq; ++i) {
     std::fill_n(dQ[i], d, T(0));
-    // TODO 05.1: one number for row i (1 line)
+    // [step 05.1: one number for row i (1 line)]
+    // TODO
+    // [end]
   }
 
   for (std::int64_t j0 = 0; j0 < Nk; j0 += Bc) {
     const std::int64_t cols = std::min(Bc, Nk - j0);
-    // Rows before the first that sees a key of this tile are skipped.
-    for (std::int64_t i0 = mask.first_row(j0); i0 < Nq; i0 += Br)
+    const std::int64_t first = mask.first_row(j0);  // those before it see no key of this tile
+    for (std::int64_t i0 = first; i0 < Nq; i0 += Br)
       for (std::int64_t i = i0; i < std::min(i0 + Br, Nq); ++i) {
         if (std::isinf(LSE[i])) continue;  // a row without any weight
         // A key that row i does not see has P = 0. It is left out, not multiplied by 0: its score
@@ -51,9 +53,13 @@ void attention_backward(const Rows<const T>& Q, const Rows<const T>& K, const Ro
           const T dP = dot(dO[i], V[j], d);
           // (4) dS_ij = P_ij (dP_ij - D_i)
           T dS = 0;
-          // TODO 05.2: the gradient of one score (1 line)
+          // [step 05.2: the gradient of one score (1 line)]
+          // TODO
+          // [end]
           // (5) dV_j += P_ij dO_i;  dK_j += scale dS_ij q_i;  dQ_i += scale dS_ij k_j
-          // TODO 05.3: what this pair adds to the three gradients (3 lines)
+          // [step 05.3: what this pair adds to the three gradients (3 lines)]
+          // TODO
+          // [end]
         }
       }
   }

@@ -78,6 +78,7 @@ __device__ void push(Shared& shared, const Problem& p, const Passed& passed, Pla
 
 __device__ void compute(Shared& shared, const Maps& maps, const Problem& p, float scale,
                         Place<Br> at) {
+  // [blank]
   const int group = uniform(threadIdx.x / 128) - 1, thread = threadIdx.x % 128;
   const int warp = thread / 32, lane = thread % 32;
   const bool leader = thread == 0;
@@ -167,7 +168,9 @@ __device__ void compute(Shared& shared, const Maps& maps, const Problem& p, floa
 
     // dQ_i += sum_j dS_ij K_j: of all keys of the block, half of the columns
     float dQ[Br / 2];
+    // [more 06.h: before dS, of which half is the other group's, is multiplied (1 line)]
     sync(meeting, 256);
+    // [end]
     wgmma_fence();
     multiply<T, Bc, Br>(dQ, dS, shared.K + group * Bc * 64);
     wgmma_commit();
@@ -177,7 +180,9 @@ __device__ void compute(Shared& shared, const Maps& maps, const Problem& p, floa
     multiply_add<T, Br>(dK, rounded_dS, shared.Q[now]);
     wgmma_commit();
 
+    // [more 06.i: until dQ is there, and dV, which began before it (1 line)]
     wgmma_wait<1>(dQ);  // and dV
+    // [end]
     if (leader) arrive(&shared.dO_free[now]);
     sync(dQ_free + group, 128 + 32);
 #pragma unroll
@@ -202,6 +207,7 @@ __device__ void compute(Shared& shared, const Maps& maps, const Problem& p, floa
   for (int i = 0; i < D / 2; ++i) dK[i] *= scale;
   sync(meeting, 256);  // nobody reads K any more
   store_sums<Bc>(maps, K, V, dK, dV, warp, lane, j, hk, at.b);
+  // [end blank]
 }
 
 __global__ void __launch_bounds__(threads, 1)

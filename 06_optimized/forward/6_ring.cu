@@ -56,6 +56,7 @@ struct Place {
 
 __device__ void load(Shared& shared, const Maps& maps, const Problem& p, const Place& at,
                      int blocks) {
+  // [blank]
   const int hk = int(p.key_head(at.h));
   bring<Br>(shared.Q, maps.Q, &shared.Q_full, at.i0, at.h, at.b);
   Ring<K_stages> k;
@@ -68,10 +69,12 @@ __device__ void load(Shared& shared, const Maps& maps, const Problem& p, const P
     bring<Bc>(shared.V[v.at], maps.V, &shared.V_full[v.at], j * Bc, hk, at.b);
     // [end]
   }
+  // [end blank]
 }
 
 __device__ void compute(Shared& shared, const Maps& maps, const Problem& p, const Forward<T>& t,
                         const Place& at, float scale) {
+  // [blank]
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int row = 16 * warp + lane / 4;  // of the tile; the other is 8 below
   const Mask mask(p, at.b);
@@ -82,7 +85,9 @@ __device__ void compute(Shared& shared, const Maps& maps, const Problem& p, cons
 
   float O[D / 2] = {}, m[2] = {-INFINITY, -INFINITY}, l[2] = {0, 0}, mc[2], alpha[2];
   std::uint32_t P[Bc / 16][4];
+  // [more 06.d: what must have arrived before the first product (1 line)]
   wait(&shared.Q_full, 0);
+  // [end]
   Ring<K_stages> k;
   Ring<V_stages> v;
   for (int j = 0; j < blocks; ++j, k.next(), v.next()) {
@@ -129,8 +134,10 @@ __device__ void compute(Shared& shared, const Maps& maps, const Problem& p, cons
   // A warp's 16 rows leave by themselves, through what was the tile of Q.
   T* Oi = shared.Q + 16 * warp * 64;
   put<Br>(Oi, O, lane);
+  // [more 06.e: before one lane hands all 16 rows to the copy engine (2 lines)]
   fence_async();
   __syncwarp();
+  // [end]
   if (lane == 0) {
 #pragma unroll
     for (int x = 0; x < D; x += 64)
@@ -138,6 +145,7 @@ __device__ void compute(Shared& shared, const Maps& maps, const Problem& p, cons
     tma_commit();
     tma_wait_read();
   }
+  // [end blank]
 }
 
 __global__ void __launch_bounds__(threads)

@@ -15,18 +15,22 @@ struct Cell {
 FA_HOST_DEVICE constexpr Cell c_cell(int lane, int i) { return {lane / 4 + i * 8, lane % 4 * 2}; }
 FA_HOST_DEVICE constexpr Cell a_cell(int lane, int i) {
   Cell at = {};
+  // [blank]
   // [step 06.1: A: like C for registers 0 and 1, then 8 columns further (2 lines)]
   at.row = lane / 4 + i % 2 * 8;
   at.col = lane % 4 * 2 + i / 2 * 8;
   // [end]
+  // [end blank]
   return at;
 }
 FA_HOST_DEVICE constexpr Cell b_cell(int lane, int i) {
   Cell at = {};
+  // [blank]
   // [step 06.2: B: its columns are spread over the lanes as the rows of A are (2 lines)]
   at.row = lane % 4 * 2 + i * 8;
   at.col = lane / 4;
   // [end]
+  // [end blank]
   return at;
 }
 
@@ -40,10 +44,12 @@ struct RowChunk {
 FA_HOST_DEVICE constexpr RowChunk ldmatrix_by_rows(int lane) { return {lane % 16, lane / 16}; }
 FA_HOST_DEVICE constexpr RowChunk ldmatrix_by_columns(int lane) {
   RowChunk named = {};
+  // [blank]
   // [step 06.3: for K: lane 8 i + r names row r of block i (2 lines)]
   named.row = lane % 8 + lane / 16 * 8;
   named.chunk = lane / 8 % 2;
   // [end]
+  // [end blank]
   return named;
 }
 
@@ -53,9 +59,11 @@ FA_HOST_DEVICE constexpr RowChunk ldmatrix_by_columns(int lane) {
 // number, with those bits flipped that are set in the last three of the row's number.
 FA_HOST_DEVICE constexpr int swizzled(int row, int chunk) {
   int place = chunk;
+  // [blank]
   // [step 06.4: the place of this chunk in its row (1 line)]
   place ^= row & 7;
   // [end]
+  // [end blank]
   return place;
 }
 
@@ -63,9 +71,11 @@ FA_HOST_DEVICE constexpr int swizzled(int row, int chunk) {
 // Copy engine and tensor cores of Hopper know this order as the "128-byte swizzle".
 FA_HOST_DEVICE constexpr int swizzled_chunk(int row, int chunk) {
   int number = 0;
+  // [blank]
   // [step 06.5: rows of 64 numbers one after the other, chunks of 8 (1 line)]
   number = row * 64 + swizzled(row, chunk) * 8;
   // [end]
+  // [end blank]
   return number;
 }
 

@@ -13,13 +13,14 @@
 #   stage01_tested  builds what its tests need, but neither the benchmark nor a mutant
 #   stage01_all     builds all of these
 #   mutants         registered as stage01.mutant.*: each must be caught by the test that it names
-#   skeletons       registered as stage01.skeleton.*: as it is, none may pass the tests
+#   skeletons       registered as stage01.skeleton.*, of all levels: as it is, none may pass the tests
 #   exercise01_tests, hunt01_tests   the same tests on the reader's own files, if there are any; not
 #                   among the others: `ctest -C Learn -R exercise01`
 # and for a CUDA stage, 04, stage04_on_cpu[_tests] and stage04_on_gpu[_tests], registered as
 # stage04.on_cpu.* and stage04.on_gpu.*; its mutants run on the CPU.
 
 set(FA_MUTANTS_TOOL ${PROJECT_SOURCE_DIR}/common/judge/mutants.py)
+set(FA_MARKS_TOOL ${PROJECT_SOURCE_DIR}/common/practice/marks.py)
 add_custom_target(tested)  # all that tests need, but neither benchmarks nor mutants
 
 function(fa_add_stage id name)
@@ -270,31 +271,43 @@ function(fa_held result folder)
   set(${result} "${found}" PARENT_SCOPE)
 endfunction()
 
-# No skeleton may pass as it is.
+# No skeleton may pass as it is, of no level.
 function(fa_stage_skeletons stage library variant)
   if(NOT FA_MUTANTS OR NOT BUILD_TESTING)
     return()
   endif()
   fa_held(files ${dir}/exercise ${S_LESSON})
   foreach(file IN LISTS files)
-    fa_skeleton_name(name ${file})
-    fa_stage_tests(${stage}_skeleton_${name} ${library} "${variant}" ${file} ${dir}/exercise/${file})
-    fa_judge_skeleton(${stage} ${name})
+    foreach(level IN ITEMS 1 2 3)
+      fa_skeleton(${file} ${level})
+      fa_stage_tests(${target} ${library} "${variant}" ${file} ${skeleton})
+      fa_judge_skeleton(${stage} ${target} ${test})
+    endforeach()
   endforeach()
 endfunction()
 
-function(fa_skeleton_name result file)
-  cmake_path(REMOVE_EXTENSION file)
-  string(MAKE_C_IDENTIFIER ${file} name)
-  set(${result} ${name} PARENT_SCOPE)
-endfunction()
+# In the caller: the ${skeleton} of a file at a level, the ${test} and the ${target} that judge it. Those of level 1 lie
+# in exercise/, the others are made when built.
+macro(fa_skeleton file level)
+  string(REGEX REPLACE "[.][a-z]+$" "" name ${file})
+  string(MAKE_C_IDENTIFIER ${name} name)
+  set(target ${stage}_skeleton_${name})
+  set(test ${stage}.skeleton.${name})
+  set(skeleton ${CMAKE_CURRENT_SOURCE_DIR}/exercise/${file})
+  if(${level} GREATER 1)
+    string(APPEND target _level${level})
+    string(APPEND test .level${level})
+    set(skeleton ${CMAKE_CURRENT_BINARY_DIR}/skeletons/level${level}/${file})
+    add_custom_command(OUTPUT ${skeleton}
+      COMMAND ${Python3_EXECUTABLE} ${FA_MARKS_TOOL} skeleton ${CMAKE_CURRENT_SOURCE_DIR}/${file} --level ${level} -o ${skeleton}
+      DEPENDS ${file} ${FA_MARKS_TOOL} VERBATIM)
+  endif()
+endmacro()
 
-# stageNN.skeleton.NAME, of the program stageNN_skeleton_NAME
-function(fa_judge_skeleton stage name)
-  add_dependencies(${stage}_all ${stage}_skeleton_${name})
-  add_test(NAME ${stage}.skeleton.${name} COMMAND ${Python3_EXECUTABLE} ${FA_MUTANTS_TOOL}
-    skeleton $<TARGET_FILE:${stage}_skeleton_${name}>)
-  set_tests_properties(${stage}.skeleton.${name} PROPERTIES LABELS "${stage};mutant" SKIP_RETURN_CODE 77)
+function(fa_judge_skeleton stage target test)
+  add_dependencies(${stage}_all ${target})
+  add_test(NAME ${test} COMMAND ${Python3_EXECUTABLE} ${FA_MUTANTS_TOOL} skeleton $<TARGET_FILE:${target}>)
+  set_tests_properties(${test} PROPERTIES LABELS "${stage};mutant" SKIP_RETURN_CODE 77)
 endfunction()
 
 # The tests on the reader's own files, and on the one with a planted mistake.

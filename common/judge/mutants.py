@@ -137,11 +137,14 @@ def verdict(exe: Path, test: str, limit: float) -> tuple[int, str]:
 
 def skeleton(exe: Path, limit: float) -> tuple[int, str]:
     """Exit code and one line. A skeleton must fail, how does not matter: a step is missing."""
-    command = [str(exe.absolute()), "--gtest_brief=1", "--gtest_fail_fast"]
-    try:
-        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=limit)
-    except subprocess.TimeoutExpired:
-        return 0, f"does not pass: no verdict within {limit:g} s"
+    for tests in ("*Sizes*", "*"):  # most fail the first ones: then the others need not run
+        command = [str(exe.absolute()), "--gtest_brief=1", "--gtest_fail_fast", f"--gtest_filter={tests}"]
+        try:
+            done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=limit)
+        except subprocess.TimeoutExpired:
+            return 0, f"does not pass: no verdict within {limit:g} s"
+        if done.returncode != 0:
+            break
     if done.returncode == 0:
         passed = re.search(rb"^\[  PASSED  \] (\d+)", done.stdout, re.M)
         if passed and int(passed[1]) == 0 and b"SKIPPED" in done.stdout:

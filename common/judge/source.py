@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import Callable, NoReturn
 
-MARK = re.compile(r"//\s*\[(?:step\b|quote\b|end\]|end quote\])")
+MARK = re.compile(r"//\s*\[(?:step\b|more\b|blank\b|quote\b|end\]|end quote\]|end blank\])")
 LEXEME = re.compile(r'(//[^\n]*|/\*.*?\*/)|R"([^\s()]*)\(.*?\)\2"|"(?:\\.|[^"\\\n])*"'
                     r"|(?<!\w)'(?:\\.|[^'\\\n])+'", re.S)
 

@@ -8,6 +8,8 @@ import tempfile
 import unittest
 from pathlib import Path
 
+from marks import Lesson, load, load_copy
+
 HERE = Path(__file__).resolve().parent
 FOLDER = {"mutants.py": HERE.parent / "judge"}   # of a tool that is not here
 LESSON = '''\
@@ -15,6 +17,7 @@ LESSON = '''\
 template <typename T>
 T row(const T* x, int n) {
   T m = x[0], l = 0;
+  // [blank]
   for (int j = 0; j < n; ++j) {
     const T seen = m;
     // [step 02.1: rescale the old sum (2 lines)]
@@ -25,10 +28,46 @@ T row(const T* x, int n) {
     // [end]
     l += std::exp(x[j] - m);
   }
+  // [end blank]
   return m + std::log(l);
 }
 // [end quote]
 '''
+# All kinds of holes, and comments that state equations in all their forms.
+KINDS = """\
+#include <cmath>
+// [blank]
+float helper(float x) { return x; }
+// [end blank]
+void f(int n, float* x) {
+  int keep = 0;
+  // [quote body]
+  // [blank]
+  // (1) m = max x_j;  (2) l = sum_j exp(x_j),
+  //     over all j
+  // why: (7) is for later
+  // [step 02.1: the largest (1 line)]
+  keep = 1;
+  // [end]
+  // [more 02.a (4): wait until all have written (2 lines)]
+  __syncthreads();  // x is complete
+  FA_LAUNCH(kernel, n);
+  // [end]
+  // [more 02.b: how many there are; until then 0 (1 line)]
+  const int end = std::min(n, 7);
+  // [end]
+  for (int i = 0; i < end; ++i) x[i] = "// (8) no comment"[i];  // (3) to (5), and why
+  // [step 02.2 (3, 5): the rest (1 line)]
+  x[0] = helper(x[0]);
+  // [end]
+  // [end blank]
+  // [end quote]
+  // [more 02.c: 0 threads would be an error; until then 1 (1 line)]
+  constexpr int threads = 32;
+  // [end]
+  launch(threads);
+}
+"""
 STEP = "m = std::max(m, x[j]);\n    l = l * std::exp(seen - m);"
 MUTANTS = '''\
 # deliberate defects
@@ -79,18 +118,114 @@ class Practice(unittest.TestCase):
     def marks(self, code: int, command: str, *args: str) -> str:
         return self.call(code, "marks.py", command, self.stage, *args)
 
+    def skeleton(self, name: str, level: int = 1) -> list[str]:
+        return self.call(0, "marks.py", "skeleton", self.stage / name, "--level", level).split("\n")
+
     def test_skeleton(self) -> None:
         out = self.stage / "out.cpp"
         self.call(0, "marks.py", "skeleton", self.stage / "online.cpp", "-o", out)
         lines = LESSON.split("\n")
         self.assertEqual(out.read_text().split("\n"), [
-            "// Generated from ../online.cpp. To fill in the TODOs: ./learn practice 02",
-            *lines[1:6], "    // TODO 02.1: rescale the old sum (2 lines)", *lines[12:16], ""])
+            "// Practice 02, level 1, of online.cpp. Keep the marks; ./learn practice 02",
+            *lines[1:4], *lines[5:8], "    // TODO", *lines[12:15], *lines[16:18], ""])
         empty = self.put("a.cpp", "")
-        self.assertIn("no step", self.call(1, "marks.py", "skeleton", empty, "-o", out))
+        self.assertIn("nothing to take out", self.call(1, "marks.py", "skeleton", empty, "-o", out))
+        self.call(2, "marks.py", "skeleton", self.stage / "online.cpp", "--level", 4)
         self.call(2, "marks.py", "skeleton", self.stage / "absent.cpp", "-o", out)
         self.call(2, "marks.py", "check", self.stage.parent)
         self.call(2, "marks.py", "polish", self.stage)
+
+    def test_levels(self) -> None:
+        self.put("kinds.cu", KINDS)
+        lines = KINDS.split("\n")
+        step = ["  // [step 02.1: the largest (1 line)]", "  // TODO", "  // [end]"]
+        rest = ["  // [step 02.2: the rest (1 line)]", "  // TODO", "  // [end]"]
+        self.assertEqual(self.skeleton("kinds.cu")[1:], [
+            lines[0], lines[2], *lines[4:6], *lines[8:11], *step, *lines[15:17], lines[19], lines[21], *rest,
+            lines[28], *lines[30:]])
+        self.assertEqual(self.skeleton("kinds.cu", 2), [
+            "// Practice 02, level 2, of kinds.cu. Keep the marks; ./learn practice 02",
+            lines[0], lines[2], *lines[4:6], "  // (1), (2)",
+            "  // [step 02.1: equations (1), (2) (1 line)]", *step[1:],
+            "  // [more 02.a: wait until all have written (2 lines)]", *step[1:],
+            lines[18], "  const int end = 0;  // TODO", "  // [end]",
+            lines[21].replace(", and why", ""),
+            "  // [step 02.2: equations (3), (5) (1 line)]", *step[1:],
+            lines[27], "  constexpr int threads = 1;  // TODO", "  // [end]", *lines[30:]])
+        self.assertEqual(self.skeleton("kinds.cu", 3)[1:], [
+            lines[0], *lines[4:6], "  // [blank 02.1-02.2: f]", "  // TODO", "  // [end blank]",
+            lines[28], *lines[30:]])
+
+    def lesson(self) -> Lesson:
+        return load(self.stage, self.put("kinds.cu", KINDS))
+
+    def test_holes(self) -> None:
+        lesson = self.lesson()
+        told = [(h.name, h.kind, h.lines, h.equations, h.until) for h in lesson.holes(2)]
+        self.assertEqual(told, [("02.1", "step", 1, (1, 2), ""), ("02.a", "more", 2, (4,), ""),
+                                ("02.b", "value", 1, (1, 2), "0"), ("02.2", "step", 1, (3, 5), ""),
+                                ("02.c", "value", 1, (3, 4, 5), "1")])
+        self.assertEqual([h.name for h in lesson.holes(1)], ["02.1", "02.2"])
+        self.assertEqual([(h.name, h.text, h.equations) for h in lesson.holes(3)],
+                         [("02.1-02.2", "f", (1, 2, 3, 4, 5))])
+        value = lesson.holes(2)[2]
+        self.assertEqual((value.head, lesson.value(value)), ("const int end", "std::min(n, 7)"))
+        self.assertTrue(lesson.written(value))
+        self.assertEqual(lesson.code(lesson.holes(1)[0]), ["  keep = 1;"])
+        self.assertEqual(lesson.level, 0)
+
+    def copy(self, lesson: Lesson, text: str) -> tuple[Lesson, list[str]]:
+        return load_copy(lesson, self.stage, self.put("mine/kinds.cu", text))
+
+    def test_a_copy(self) -> None:
+        lesson = self.lesson()
+        for level in (1, 2, 3):
+            text = lesson.skeleton(level)
+            mine, told = self.copy(lesson, text)
+            self.assertEqual((mine.level, told), (level, []))
+            self.assertEqual([h.name for h in mine.regions], [h.name for h in lesson.holes(level)])
+            self.assertEqual([h.equations for h in mine.regions], [h.equations for h in lesson.holes(level)])
+            self.assertFalse(any(map(mine.written, mine.regions)))
+            mine, _ = self.copy(lesson, "\n" + text.split("\n", 1)[1].replace("]\n  // TODO\n", "]\n  x(); // done\n"))
+            self.assertEqual(mine.level, level)
+            self.assertEqual([h.name for h in mine.regions if mine.written(h)],
+                             [h.name for h in mine.regions if h.kind != "value"])
+        text = lesson.skeleton(2)
+        for code, value in (("auto end = n - 1;", "n - 1"), ("const int end = min(n,\n 3);", "min(n,\n 3)"),
+                            ("end = 3;", None), ("int end = 3, x = 2;", None), ("int ende = 3;", None),
+                            ("if (n == 3) n = 2;", None), ("int end =", None)):
+            mine, _ = self.copy(lesson, text.replace("const int end = 0;  // TODO", code))
+            hole = next(h for h in mine.regions if h.name == "02.b")
+            self.assertEqual((mine.value(hole), mine.written(hole)), (value, True))
+
+    def test_a_copy_that_lost_marks(self) -> None:
+        lesson = self.lesson()
+        text = lesson.skeleton(1)
+        first = "  // [step 02.1: the largest (1 line)]\n"
+        lost = "mine/kinds.cu: the marks of 02.1 are gone; get them back from exercise/kinds.cu"
+        one = first + "  // TODO\n  // [end]\n"
+        for changed, names, line in (
+                (text.replace(first, ""), ["02.2"], lost),
+                (text.replace(one, first), ["02.2"], lost),
+                (text.replace(one, ""), ["02.2"], lost),
+                (text.replace("[end]", "[ENDE]", 1), ["02.2"], lost),
+                (text.replace("[end]", "[ENDE]"), [], lost.replace("02.1", "02.1, 02.2")),
+                (text.replace(first, "//[ step 02.1 ]\n"), ["02.1", "02.2"], None),
+                (text.replace(one, one * 2), ["02.2"], "mine/kinds.cu: 02.1 is marked twice; keep one pair of marks"),
+                (text + "// [step 02.9: x (1 line)]\n// [end]\n", ["02.1", "02.2"],
+                 "mine/kinds.cu: 02.9 is no hole of kinds.cu at level 1; its marks are ignored"),
+                ("", [], lost.replace("02.1", "02.1, 02.2"))):
+            mine, told = self.copy(lesson, changed)
+            with self.subTest(changed):
+                self.assertEqual([h.name for h in mine.regions], names)
+                self.assertEqual(told, [line] if line else [])
+        _, told = self.copy(lesson, lesson.skeleton(3).replace("end blank", "end"))
+        self.assertEqual(told, [])
+        _, told = self.copy(lesson, lesson.skeleton(3).replace("[end blank]", ""))
+        self.assertEqual(told, ["mine/kinds.cu: the marks of 02.1-02.2 are gone; get them back from python3 "
+                                "common/practice/marks.py skeleton 02_online/kinds.cu --level 3"])
+        (self.stage / "mine/kinds.cu").write_bytes(b"\xff\r\n" + text.encode())
+        self.assertEqual(load_copy(lesson, self.stage, self.stage / "mine/kinds.cu")[1], [])
 
     def test_a_mark_that_would_break_a_skeleton(self) -> None:
         line = "    // [end]\n"
@@ -103,6 +238,16 @@ class Practice(unittest.TestCase):
                 (f"{mark}\n    if (m)\n      return 0;\n{line}", "return", 9),
                 (f"{mark}\n    l = 0;\n    __syncthreads();\n{line}", "__syncthreads", 9),
                 (f"{one}\n    barrier_wait(full);\n{line}", "barrier_wait", 8),
+                (f"{one}\n    if (m) continue;\n{line}", "continue", 8),
+                (f"{mark}\n    l = 0;\n    if (m) break;\n{line}", "break", 9),
+                (f"{mark.replace('step 02.1', 'more 02.a')}\n    if (m)\n      return 0;\n{line}", "return", 9),
+                (f"{one.replace('step 02.1', 'more 02.b')}\n    m = 0;\n{line}", "should be 02.a", 7),
+                (f"{one.replace('step', 'more')}\n    m = 0;\n{line}", "broken mark", 7),
+                (f"{one.replace('02.1', '02.a')}\n    m = 0;\n{line}", "broken mark", 7),
+                (f"{one.replace('02.1:', '02.1 (x):')}\n    m = 0;\n{line}", "broken mark", 7),
+                (f"{one.replace(' (1', '; until then 0 (1')}\n    m = 0;\n{line}", "not one declaration", 7),
+                (f"{one.replace(' (1', '; until then 0 (1')}\n    T a = 0, b = 1;\n{line}", "not one decl", 7),
+                (f"{one}\n// [blank]\n    m = 0;\n// [end blank]\n{line}", "nested", 8),
                 (f"{one}\n#if X\n{line}#endif", "#if", 8),
                 (f"{one}\n    {STEP}\n{line}", "promises 1 but holds 2", 7),
                 (f"{one}\n    if (m) {{\n{line}    }}", "unbalanced", 7),
@@ -111,23 +256,38 @@ class Practice(unittest.TestCase):
                 (f"{one.replace('02.1', '01.1')}\n    m = 0;\n{line}", "should be 02.1", 7),
                 (f"{one.replace('02.1', '2')}\n    m = 0;\n{line}", "broken mark", 7),
                 (f"m = 0; {one}\n{line}", "broken mark", 7),
-                (f"{one}\n    m = 0;\n", "end quote] while 02.1", 13),
+                (f"{one}\n    m = 0;\n", "end blank] while 02.1", 11),
                 (f"{one}\n    {one}\n    m = 0;\n{line}{line}", "nested", 8),
-                (line, "[end] while row is open", 7)):
+                (f"// [blank]\n{line}", "a blank is nested in a blank", 7),
+                (line, "[end] while a blank is open", 7)):
             head, tail = LESSON.split("    " + mark)
             self.put("online.cpp", head + "    " + new + tail.partition("// [end]\n")[2])
             with self.subTest(new):
-                self.assertRegex(self.marks(1, "check"), rf"^02_online/online.cpp:{at}: ")
+                self.assertRegex(self.marks(1, "check"), rf"^02_online/online.cpp:{at + 1}: ")
                 self.assertIn(reason, self.marks(1, "check"))
         self.put("online.cpp", f"{one}\nm = 0;\n")
         self.assertIn("online.cpp:1: 02.1 is unclosed", self.marks(1, "check"))
+        blank, end = "// [blank]\n", "// [end blank]\n"
+        for text, reason, at in ((f"{one}\nm = 0;\n{line}", "02.1 lies in no blank", 1),
+                                 (f"{blank}m = 0;\n", "a blank is unclosed", 1),
+                                 (f"{blank}T t = 1;\n{end}l += t;\n", "t is declared in a blank", 2),
+                                 (f"{blank}T t = 1;\n{end}{blank}l += t;\n{end}{end}", "end blank] while nothing", 7),
+                                 (f"{blank}#if X\n{end}#endif\n", "#if", 2),
+                                 (f"{blank}if (m) {{\n{end}}}\n", "unbalanced", 1)):
+            self.put("online.cpp", text)
+            with self.subTest(text):
+                self.assertIn(f"online.cpp:{at}: ", self.marks(1, "check"))
+                self.assertIn(reason, self.marks(1, "check"))
 
     def test_harmless_steps(self) -> None:
         for body, count in (("#pragma unroll\nfor (int i = 0; i < 2; ++i) { T t = i; m += t; }", 2),
                             ('m = f("return {", \'{\', 1\'000);', 1),
-                            ("T t = 1;\nm = t;\n// [end]\n}\nvoid g() { T t; ", 2)):
-            self.put("online.cpp", f"void f() {{\n// [step 02.1: x ({count} lines)]\n{body}\n"
-                                   + ("// [end]\n" if "[end]" not in body else "") + "i = 1; }\n")
+                            ("T t = 1;\nm = t;\n// [end]\n// [end blank]\n}\nvoid g() { T t; ", 2),
+                            ("for (;;) {\nif (m) break;\n}", 3),
+                            ("m = 0;\n// [end]\nT t = 1;\n// [end blank]\n// [blank]\nt = 2;\n// [end blank]\n", 1)):
+            if "[end]" not in body:
+                body += "\n// [end]\n// [end blank]"
+            self.put("online.cpp", f"void f() {{\n// [blank]\n// [step 02.1: x ({count} lines)]\n{body}\ni = 1; }}\n")
             with self.subTest(body):
                 self.marks(0, "write")
 
@@ -135,7 +295,7 @@ class Practice(unittest.TestCase):
         self.assertIn("exercise/online.cpp not in step", self.marks(1, "check"))
         second = self.put("fast/a.cpp", LESSON.replace("02.1", "02.2"))
         self.marks(0, "write")
-        self.assertIn("from ../../fast/a.cpp", self.get("exercise/fast/a.cpp"))
+        self.assertIn("level 1, of fast/a.cpp.", self.get("exercise/fast/a.cpp"))
         self.assertIn("in step", self.marks(0, "check"))
         self.marks(0, "check", "online.cpp", "fast/a.cpp")
         self.assertIn("should be 02.1", self.marks(1, "check", "fast/a.cpp", "online.cpp"))
@@ -144,10 +304,10 @@ class Practice(unittest.TestCase):
         second.unlink()
         self.assertIn("delete it", self.marks(1, "check"))
         (self.stage / "exercise/fast/a.cpp").unlink()
-        self.put("ptx/a.hpp", "constexpr int f(int x) {\n  int y = 0;\n  // [step 02.2: y (1 line)]\n"
-                              "  y = x ^ 1;\n  // [end]\n  return y;\n}\n")
+        self.put("ptx/a.hpp", "constexpr int f(int x) {\n  int y = 0;\n  // [blank]\n  // [step 02.2: y (1 line)]\n"
+                              "  y = x ^ 1;\n  // [end]\n  // [end blank]\n  return y;\n}\n")
         self.marks(0, "write")
-        self.assertIn("0;\n  // TODO 02.2: y (1 line)\n  return", self.get("exercise/ptx/a.hpp"))
+        self.assertIn("y (1 line)]\n  // TODO\n  // [end]\n  return", self.get("exercise/ptx/a.hpp"))
 
     def test_quotations(self) -> None:
         chapter = ("a\n<!-- quote 02.1 -->\n```cpp\nold\n```\n<!-- end -->\nb\n"
@@ -222,6 +382,24 @@ class Practice(unittest.TestCase):
         done = subprocess.run([sys.executable, FOLDER["mutants.py"] / "mutants.py", "verdict", "absent", "A.b"],
                               stderr=subprocess.DEVNULL)
         self.assertEqual(done.returncode, 2)
+
+    def test_a_skeleton_must_fail(self) -> None:
+        ran = 'echo "[  PASSED  ] 3 tests."'
+        for script, code, line in ((FAILED, 0, "does not pass"),
+                                   (f"case $* in *Sizes*) {ran};; *) {FAILED};; esac", 0, "does not pass"),
+                                   (f"case $* in *Sizes*) {FAILED};; *) {ran};; esac", 0, "does not pass"),
+                                   ("kill -SEGV $$", 0, "does not pass"),
+                                   ("exec sleep 5", 0, "no verdict within 0.2 s"),
+                                   (ran, 1, "passes all tests as it is"),
+                                   ('echo "[  SKIPPED ] 1"; echo "[  PASSED  ] 0 tests."', 77, "was skipped"),
+                                   ("exit 3", 1, "the program did not run")):
+            exe = self.put("fake", "#!/bin/sh\n" + script + "\n")
+            exe.chmod(0o755)
+            limit = "0.2" if "sleep" in script else "60"
+            with self.subTest(script):
+                done = subprocess.run([sys.executable, FOLDER["mutants.py"] / "mutants.py", "skeleton", exe, "--timeout",
+                                       limit], text=True, stdout=subprocess.PIPE)
+                self.assertEqual((done.returncode, line in done.stdout), (code, True), done.stdout)
 
     def test_hunt(self) -> None:
         def hunt(code: int, *args: str) -> str:

@@ -1,4 +1,4 @@
-// Generated from ../../backward/1_mma.cu. To fill in the TODOs: ./learn practice 06
+// Practice 06, level 1, of backward/1_mma.cu. Keep the marks; ./learn practice 06
 // Tensor cores, for the gradients. The two owners of stage 05 stay: one kernel has the rows of dQ,
 // the other those of dK and dV, nobody else adds to them, and no atomics are needed. New are the
 // instructions: all seven products are mma.sync, of operands in fp16 or bf16, summed in fp32.
@@ -203,16 +203,24 @@ __global__ void __launch_bounds__(threads)
       // P_ij^T = 2^(c K_j Q_i^T - LSE2_i), 0 where row i does not see key j
       float P[8][4], dP[8][4];
       product<D>(P, Kj + warp_row * D, Qi);
-      // TODO 06.13: P^T in place of K Q^T, 0 where the query does not see the key (7 lines)
+      // [step 06.13: P^T in place of K Q^T, 0 where the query does not see the key (7 lines)]
+      // TODO
+      // [end]
 
       // dV_j += P_ij^T dO_i;  dP_ij^T = V_j dO_i^T
-      // TODO 06.14: the sum that P^T goes into, and the product that dS^T needs (2 lines)
+      // [step 06.14: the sum that P^T goes into, and the product that dS^T needs (2 lines)]
+      // TODO
+      // [end]
 
       // dS_ij = P_ij (dP_ij - D_i), and for a hidden pair 0, whatever dP is
-      // TODO 06.15: dS^T in place of dP^T (5 lines)
+      // [step 06.15: dS^T in place of dP^T (5 lines)]
+      // TODO
+      // [end]
 
       // dK_j += dS_ij^T Q_i
-      // TODO 06.16: the sum that dS^T goes into (1 line)
+      // [step 06.16: the sum that dS^T goes into (1 line)]
+      // TODO
+      // [end]
     }
   }
   store<D>(t.dK.rows(b, hk, p.Nk, D), j0, keys, r0, scale, dK);

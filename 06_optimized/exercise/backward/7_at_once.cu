@@ -1,4 +1,4 @@
-// Generated from ../../backward/7_at_once.cu. To fill in the TODOs: ./learn practice 06
+// Practice 06, level 1, of backward/7_at_once.cu. Keep the marks; ./learn practice 06
 // Rung 7: P is multiplied at once.
 //
 // The idea: dV needs P and dO, but not dP. In the rungs before it is issued behind dS, when all
@@ -139,10 +139,14 @@ __device__ void compute(Shared& shared, const Maps& maps, const Problem& p, floa
     }
 
     // dV_j += sum_i P_ij dO_i, which needs no dP: it runs under what follows
-    // TODO 06.17: round P, and have it multiplied at once (4 lines)
+    // [step 06.17: round P, and have it multiplied at once (4 lines)]
+    // TODO
+    // [end]
 
     // dS_ij = P_ij (dP_ij - D_i); into shared memory as rows of queries, for dQ
-    // TODO 06.18: wait for dP, but not for dV; then dS in place of dP (7 lines)
+    // [step 06.18: wait for dP, but not for dV; then dS in place of dP (7 lines)]
+    // TODO
+    // [end]
     round_to<T>(rounded_dS, dP);
     const RowChunk to = ldmatrix_by_columns(lane);
     T* dS = shared.dS[n % 2];  // the other group may still be reading the one before
@@ -177,7 +181,9 @@ __device__ void compute(Shared& shared, const Maps& maps, const Problem& p, floa
 
     // S of the next step; after the last one of what happens to lie there, and nobody looks at it.
     q.next();
-    // TODO 06.19: as soon as its Q is there, and only if there is a next step (2 lines)
+    // [step 06.19: as soon as its Q is there, and only if there is a next step (2 lines)]
+    // TODO
+    // [end]
   }
   wgmma_wait<0>(dK);
   wgmma_wait<0>(dV);

@@ -1,4 +1,4 @@
-// Generated from ../../forward/1_mma.cu. To fill in the TODOs: ./learn practice 06
+// Practice 06, level 1, of forward/1_mma.cu. Keep the marks; ./learn practice 06
 // Tensor cores. Stage 04's register tiles end at what fp32 arithmetic can do. An mma.sync of a
 // warp is 2048 multiply-adds in one instruction, of operands in fp16 or bf16, summed in fp32.
 //
@@ -86,7 +86,9 @@ __global__ void __launch_bounds__(threads) mma_kernel(Problem p, Forward<T> t, f
 
     // (3) S_ij = Q_i K_j^T. K's rows are the columns of the operand, so its pairs lie in memory.
     float S[Bc / 8][4] = {};
-    // TODO 06.6: add Q_i K_j^T to S, 16 columns of d at a time (10 lines)
+    // [step 06.6: add Q_i K_j^T to S, 16 columns of d at a time (10 lines)]
+    // TODO
+    // [end]
 
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
@@ -96,14 +98,18 @@ __global__ void __launch_bounds__(threads) mma_kernel(Problem p, Forward<T> t, f
 
       // (4) m_new = max(m, rowmax S_ij). Scaled later: m and S are Q K^T as it is (scale > 0).
       float m_new = m[i];
-      // TODO 06.7: hide what the row does not see; the maximum of this lane's columns (7 lines)
+      // [step 06.7: hide what the row does not see; the maximum of this lane's columns (7 lines)]
+      // TODO
+      // [end]
       m_new = row_max(m_new);
       const float shift = m_new == -INFINITY ? 0 : m_new;  // no weight yet: any finite number
 
       // (5) P_ij = exp(scale (S_ij - m_new));  l = exp(scale (m - m_new)) l + rowsum P_ij
       // Each lane keeps the sum of its own columns; the four are added once, at the end.
       const float rescale = __expf(scale * (m[i] - shift));
-      // TODO 06.8: the weights in place of S, and this lane's part of l (8 lines)
+      // [step 06.8: the weights in place of S, and this lane's part of l (8 lines)]
+      // TODO
+      // [end]
       m[i] = m_new;
 
       // (6) O_i = exp(scale (m - m_new)) O_i ...
@@ -115,7 +121,9 @@ __global__ void __launch_bounds__(threads) mma_kernel(Problem p, Forward<T> t, f
     }
 
     // ... + P_ij V_j. Keys 16 c to 16 c + 15 of P are two blocks of S, already where they must be.
-    // TODO 06.9: add P_ij V_j to O, 16 keys at a time (12 lines)
+    // [step 06.9: add P_ij V_j to O, 16 keys at a time (12 lines)]
+    // TODO
+    // [end]
   }
 
   // (7) O_i = O_i / l_i;  L_i = scale m_i + log l_i

@@ -1,4 +1,4 @@
-// Generated from ../../forward/6_ring.cu. To fill in the TODOs: ./learn practice 06
+// Practice 06, level 1, of forward/6_ring.cu. Keep the marks; ./learn practice 06
 // Rung 6: a ring of buffers. A barrier for each buffer says "full", another "free", and a warp of
 // its own does nothing but bring tiles.
 //
@@ -62,7 +62,9 @@ __device__ void load(Shared& shared, const Maps& maps, const Problem& p, const P
   Ring<K_stages> k;
   Ring<V_stages> v;
   for (int j = 0; j < blocks; ++j, k.next(), v.next()) {
-    // TODO 06.10: bring K_j and V_j, each as soon as its buffer is free (4 lines)
+    // [step 06.10: bring K_j and V_j, each as soon as its buffer is free (4 lines)]
+    // TODO
+    // [end]
   }
 }
 
@@ -84,7 +86,9 @@ __device__ void compute(Shared& shared, const Maps& maps, const Problem& p, cons
   for (int j = 0; j < blocks; ++j, k.next(), v.next()) {
     // S_ij = Q_i K_j^T
     float S[Bc / 2];
-    // TODO 06.11: when K_j is there, multiply; when S is there, K_j is free (6 lines)
+    // [step 06.11: when K_j is there, multiply; when S is there, K_j is free (6 lines)]
+    // TODO
+    // [end]
 
     // P_ij, m, l as ever (softmax.cuh); O = alpha O
     const int first = j * Bc + 2 * (lane % 4), limit[2] = {visible[0] - first, visible[1] - first};
@@ -95,7 +99,9 @@ __device__ void compute(Shared& shared, const Maps& maps, const Problem& p, cons
     scale_rows(O, alpha);
 
     // O += P_ij V_j
-    // TODO 06.12: the same with V_j (6 lines)
+    // [step 06.12: the same with V_j (6 lines)]
+    // TODO
+    // [end]
   }
 
   // O_i = O / l, L_i = scale m + log l. A row without keys has l = 0: O = 0 and L = -inf.

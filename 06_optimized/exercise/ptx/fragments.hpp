@@ -1,4 +1,4 @@
-// Generated from ../../ptx/fragments.hpp. To fill in the TODOs: ./learn practice 06
+// Practice 06, level 1, of ptx/fragments.hpp. Keep the marks; ./learn practice 06
 // Where the numbers of a fragment lie: pure functions, so that they can be tested without a GPU.
 // Kernels use the ones of ldmatrix and the swizzle; a_cell, b_cell and c_cell say what the tensor
 // cores expect, as the PTX manual draws it for m16n8k16.
@@ -16,12 +16,16 @@ struct Cell {
 FA_HOST_DEVICE constexpr Cell c_cell(int lane, int i) { return {lane / 4 + i * 8, lane % 4 * 2}; }
 FA_HOST_DEVICE constexpr Cell a_cell(int lane, int i) {
   Cell at = {};
-  // TODO 06.1: A: like C for registers 0 and 1, then 8 columns further (2 lines)
+  // [step 06.1: A: like C for registers 0 and 1, then 8 columns further (2 lines)]
+  // TODO
+  // [end]
   return at;
 }
 FA_HOST_DEVICE constexpr Cell b_cell(int lane, int i) {
   Cell at = {};
-  // TODO 06.2: B: its columns are spread over the lanes as the rows of A are (2 lines)
+  // [step 06.2: B: its columns are spread over the lanes as the rows of A are (2 lines)]
+  // TODO
+  // [end]
   return at;
 }
 
@@ -35,7 +39,9 @@ struct RowChunk {
 FA_HOST_DEVICE constexpr RowChunk ldmatrix_by_rows(int lane) { return {lane % 16, lane / 16}; }
 FA_HOST_DEVICE constexpr RowChunk ldmatrix_by_columns(int lane) {
   RowChunk named = {};
-  // TODO 06.3: for K: lane 8 i + r names row r of block i (2 lines)
+  // [step 06.3: for K: lane 8 i + r names row r of block i (2 lines)]
+  // TODO
+  // [end]
   return named;
 }
 
@@ -45,7 +51,9 @@ FA_HOST_DEVICE constexpr RowChunk ldmatrix_by_columns(int lane) {
 // number, with those bits flipped that are set in the last three of the row's number.
 FA_HOST_DEVICE constexpr int swizzled(int row, int chunk) {
   int place = chunk;
-  // TODO 06.4: the place of this chunk in its row (1 line)
+  // [step 06.4: the place of this chunk in its row (1 line)]
+  // TODO
+  // [end]
   return place;
 }
 
@@ -53,7 +61,9 @@ FA_HOST_DEVICE constexpr int swizzled(int row, int chunk) {
 // Copy engine and tensor cores of Hopper know this order as the "128-byte swizzle".
 FA_HOST_DEVICE constexpr int swizzled_chunk(int row, int chunk) {
   int number = 0;
-  // TODO 06.5: rows of 64 numbers one after the other, chunks of 8 (1 line)
+  // [step 06.5: rows of 64 numbers one after the other, chunks of 8 (1 line)]
+  // TODO
+  // [end]
   return number;
 }
 
