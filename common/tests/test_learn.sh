@@ -30,7 +30,8 @@ expect 2 "no option '--fast'" ./learn charts --fast
 expect 2 "no option '--resume'; it has --full, --again and --record" ./learn charts --resume
 expect 2 "unknown stage '7'" ./learn charts 7
 expect 2 "sweep has no option '--record'" ./learn sweep --only 04 --record
-expect 2 "no option '--solve'" ./learn hunt 00 --solve
+expect 2 "hunt has no option '--solve'; it has -v, --symptom, --reveal and --reset" ./learn hunt 00 --solve
+expect 2 "one option at most" ./learn hunt 00 --symptom -v
 expect 2 "no skeleton 00_naive/exercise/other.cpp" ./learn practice 00 other.cpp
 expect 2 "doctor takes no arguments" ./learn doctor now
 expect 2 "at most one number" ./learn see 1 2
