@@ -8,6 +8,7 @@ import re
 import shutil
 from pathlib import Path
 
+import progress
 from marks import stage_of  # puts common/judge on the path
 from mutants import Mutant, apply, find, parse
 from source import LEXEME, Bad, Parser, run, unmarked, write_whole
@@ -89,6 +90,7 @@ def judge(stage: Path, build: Path, no_kernels: str, verbose: bool) -> int:
         why = re.search(r": Skipped\n(.+)", skipped)
         print(f"not tested: {place}, since {why[1] if why else no_kernels or 'its test did not run'}")
         return NOT_JUDGED
+    progress.note(stage.parent, stage.name[:2], "hunt", result="caught", name=mutant.name)
     print(f"caught: all {len(tests)} tests pass. Another one: {command(stage, '--reset')} && {command(stage)}")
     return 0
 
@@ -100,6 +102,7 @@ def symptom(stage: Path) -> None:
 def reveal(stage: Path) -> None:
     mutant = hidden(stage)
     lines, at = apply(mutant, stage)
+    progress.note(stage.parent, stage.name[:2], "hunt", result="revealed", name=mutant.name)
     print(f"{stage.name}/{mutant.source}:{at + 1}, in the hunt's copy near line {len(uncommented(lines[:at])) + 1}")
     for sign, text in (("-", mutant.old), ("+", mutant.new)):
         print(*(f"{sign} {line}" for line in text), sep="\n", end="\n" if text else "")

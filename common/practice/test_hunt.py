@@ -132,6 +132,7 @@ T row(const T* x, int n) {
         shown = self.hunt(0, "reveal")
         self.assertIn("02_online/online.cpp:13, in the hunt's copy near line 9\n- const T m = *std", shown)
         self.assertIn("Killed by the test stage02.online.Values", shown)
+        self.assertIn("02 hunt result=revealed name=no_maximum\n", (self.root / ".progress").read_text())
 
     def test_judged_by_what_fails(self) -> None:
         self.program()
@@ -144,6 +145,7 @@ T row(const T* x, int n) {
         self.assertIn("MUCH", self.hunt(1, "judge", "-v"))
         self.put("hunt/online.cpp", LESSON)
         self.assertIn("caught: all 2 tests pass. Another one: ./learn hunt 02 --reset", self.hunt(0, "judge"))
+        self.assertIn("02 hunt result=caught name=no_maximum\n", (self.root / ".progress").read_text())
 
     def test_what_nothing_has_tested_is_not_caught(self) -> None:
         self.program(skipped="online.Values")

@@ -33,6 +33,8 @@ expect 2 "sweep has no option '--record'" ./learn sweep --only 04 --record
 expect 2 "hunt has no option '--solve'; it has -v, --symptom, --reveal and --reset" ./learn hunt 00 --solve
 expect 2 "one option at most" ./learn hunt 00 --symptom -v
 expect 2 "no skeleton 00_naive/exercise/other.cpp" ./learn practice 00 other.cpp
+expect 2 "progress takes no arguments; usage: ./learn progress" ./learn progress 02
+expect 0 "usage: ./learn progress" ./learn progress --help
 expect 2 "doctor takes no arguments" ./learn doctor now
 expect 2 "at most one number" ./learn see 1 2
 expect 3 "no C++ compiler" env CXX=no-such-compiler ./learn see
