@@ -98,7 +98,7 @@ void Run::run_case(const std::string& name, const std::function<std::string()>& 
     ADD_FAILURE() << "case  " << name << "\n" << wrong << "\n" << alone;
   else if (spec && spec->p.Nq + spec->p.Nk > most_rows_) {
     most_rows_ = spec->p.Nq + spec->p.Nk;
-    largest_ = "case  " + name + "\n" + wrong;
+    largest_ = "case  " + name + "\n" + wrong + (wrong.back() == '\n' ? "" : "\n");
   }
 }
 

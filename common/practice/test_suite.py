@@ -45,7 +45,7 @@ def comparison(what: str, wrong: int, count: int, where: str) -> str:
 def suite(**bad: str) -> Suite:
     """Of two methods, and a test of the stage's own; an argument names a test that fails, and what it prints."""
     names = [f"{method}.{family}" for method in ("rows", "lanes")
-             for family in ("Sizes", "Heads", "CausalTopLeft", "MaskedRows", "CausalBottomRight", "KeyLengths", "Values")]
+             for family in ("Sizes", "Scale", "Heads", "CausalTopLeft", "MaskedRows", "CausalBottomRight", "KeyLengths", "Values")]
     output = {name.replace("_", "."): text for name, text in bad.items()}
     return Suite(Path("exercise02_tests"), [Test(n, "failed" if n in output else "passed", output.get(n, ""))
                                             for n in [*names, "Merge.Any"]])
@@ -76,6 +76,11 @@ class Pattern(unittest.TestCase):
                           ({"lanes_Heads": wrong + "  passes: all 2 cases with a key head for each query head; fails: all 3 "
                             "with groups of query heads"}, "with groups of heads"),
                           ({"lanes_Values": "case  B1 Nk9 level-500 seed1 f32\n" + wrong}, "with large scores"),
+                          ({"lanes_MaskedRows": wrong, "lanes_CausalBottomRight": wrong + "  passes: all 3 cases with Nq <= Nk; "
+                            "fails: all 2 with Nq > Nk"}, "rows that see no key"),
+                          ({"lanes_Scale": "case  B1 scale-1 normal15 seed1 f32\n" + wrong}, "with a negative scale and large scores"),
+                          ({"lanes_Scale": "case  B1 scale-1 normal15 seed1 f32\n" + wrong, "lanes_Values": ""}, "with large scores"),
+                          ({"lanes_Scale": "case  B1 scale-1 normal seed1 f32\n" + wrong}, "with a negative scale"),
                           ({"lanes_Values": "case  B1 Nk9 equal seed1 f32\n" + wrong}, "with unusual scores")):
             with self.subTest(only):
                 lines = pattern(suite(**bad))
@@ -91,6 +96,9 @@ class Pattern(unittest.TestCase):
     def test_in_the_tests_own_words(self) -> None:
         lines = pattern(suite(rows_MaskedRows="case  B1 f32\nLSE of row 64, which sees no key, must be -infinity, got 0.5\n"))
         self.assertEqual(lines[0], "wrong: LSE of row 64, which sees no key, must be -infinity, got 0.5")
+        lines = pattern(suite(rows_Sizes="case  B1 f32\nthrew: launch failed at /home/me/fa/04/tiled.cu:218: " + "because " * 20))
+        self.assertTrue(lines[0].startswith("wrong: threw: launch failed at tiled.cu:218: because"), lines)
+        self.assertLess(len(lines[0]), 121)
 
 
 class Running(unittest.TestCase):

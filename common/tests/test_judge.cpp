@@ -568,4 +568,17 @@ TEST(Run, LeavesOffWhereNothingWorksAnyMore) {
   EXPECT_NE(text.find("3 of 3 cases fail; 16 more are left out"), std::string::npos) << text;
 }
 
+TEST(Run, WhatFollowsStandsOnALineOfItsOwn) {
+  const StageUnderTest s =
+      a_stage([](const ForwardCall<float>&) { throw std::runtime_error("out of memory"); });
+  const std::string text =
+      output_of(s, {"Sizes", "awkward sizes", nullptr, [](auto& run) {
+                      for (Int Nk : {1, 2, 3, 4, 5})
+                        run.run(std::to_string(Nk), [&] { return std::string(); }),
+                            run.forward({shape(2, Nk, 4)});
+                    }});
+  EXPECT_NE(text.find("longest:\ncase  B1 Hq1 Hkv1 Nq2 Nk5"), std::string::npos) << text;
+  EXPECT_EQ(text.back(), '\n') << text;
+}
+
 }  // namespace
