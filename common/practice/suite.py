@@ -239,7 +239,8 @@ def wrongs(tests: list[Test]) -> list[Wrong]:
 
 
 def in_order(names: Iterable[str]) -> str:
-    return " and ".join(sorted(set(names), key=lambda n: (RESULTS.index(n) if n in RESULTS else len(RESULTS), n)))
+    words = sorted(set(names), key=lambda n: (RESULTS.index(n) if n in RESULTS else len(RESULTS), n))
+    return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
 
 
 def listed(names: list[str], most: int = 3) -> str:
@@ -324,7 +325,7 @@ def pattern(suite: Suite, advice: str = "") -> list[str]:
         only = [common.pop()] if len(common) == 1 and "" not in common else []
         right = {t.method for t in suite.of("passed") if t.family} - set(first)
         if right:
-            only.append(f"in {in_order(first)}, not in {in_order(right)}")
+            only.append(f"in {in_order(first)}" + (f", not in {in_order(right)}" if len(right) < 3 else ""))
         lines += [f"only {', '.join(only)}"] * bool(only)
         lines += [f"{t.name} {contrast(t)}" for t in judged if contrast(t)][:1]
     if own:

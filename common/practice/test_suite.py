@@ -93,6 +93,11 @@ class Pattern(unittest.TestCase):
         self.assertEqual(lines[-1], "fails as well: Merge.Any")
         self.assertEqual(pattern(suite(Merge_Any="no words")), ["fails, and nothing else does: Merge.Any"])
 
+    def test_lists_stay_short(self) -> None:
+        text = comparison("dV", 2, 4, "") + comparison("dQ", 2, 4, "") + comparison("dK", 2, 4, "all of key 1")
+        tests = [Test(f"{method}.BackwardSizes", "failed" if method == "a" else "passed", text) for method in "abcd"]
+        self.assertEqual(pattern(Suite(Path("x"), tests)), ["wrong: dQ, dK and dV, all of key 1", "only in a"])
+
     def test_in_the_tests_own_words(self) -> None:
         lines = pattern(suite(rows_MaskedRows="case  B1 f32\nLSE of row 64, which sees no key, must be -infinity, got 0.5\n"))
         self.assertEqual(lines[0], "wrong: LSE of row 64, which sees no key, must be -infinity, got 0.5")
