@@ -230,7 +230,8 @@ class Wrong:
         return self.place.startswith("all of"), self.count
 
 
-COMPARISON = re.compile(r"^(\w+)[^:\n]*: (\d+) of (\d+) elements are wrong.*(?:\n  wrong: (.*))?", re.M)
+# Also where GoogleTest shows it as a line of a difference.
+COMPARISON = re.compile(r"^-?(\w+)[^:\n]*: (\d+) of (\d+) elements are wrong.*(?:\n-?  wrong: (.*?)(?:\\n)?$)?", re.M)
 RESULTS = ("m", "l", "O", "LSE", "dQ", "dK", "dV")      # in the order in which they are told
 
 
@@ -291,7 +292,7 @@ def numbers(tests: list[Test]) -> str:
     output = "\n".join(t.output for t in tests)
     found = wrongs(tests)
     if not found:       # the first failure in the test's own words
-        words = re.search(r"^case  .*\n(.+)$", output, re.M)
+        words = re.search(r"^case  .*\n(.+)$", output, re.M) or re.search(r": Failure\n((?:(?!.*: Failure$).+\n){1,4})", output, re.M)
         return textwrap.shorten("wrong: " + re.sub(r"(?:/[^/\s]+)+/", "", words[1]), 120, placeholder=" ...") if words else ""
     names = {w.what for w in found}
     right = {name for m in re.findall(r"^right: (.+)$", output, re.M) for name in re.split(", | and ", m)} - names

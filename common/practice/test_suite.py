@@ -93,6 +93,13 @@ class Pattern(unittest.TestCase):
         self.assertEqual(lines[-1], "fails as well: Merge.Any")
         self.assertEqual(pattern(suite(Merge_Any="no words")), ["fails, and nothing else does: Merge.Any"])
 
+    def test_of_a_stages_own_test(self) -> None:
+        text = "/a/b.cpp:3: Failure\nExpected equality of these values:\n  c.verdict()\nWith diff:\n-" + comparison(
+            "dQ", 2, 4, "all of batch entry 1\\n").replace("  wrong", "-  wrong")
+        self.assertEqual(pattern(suite(Merge_Any=text)), ["wrong: dQ, all of batch entry 1", "fails, and nothing else does: Merge.Any"])
+        text = "/a/b.cpp:3: Failure\nExpected: (share(1)) <= (0.05), actual: 0.4 vs 0.05\nfast: false\n/a/b.cpp:3: Failure\nmore"
+        self.assertEqual(pattern(suite(Merge_Any=text))[0], "wrong: Expected: (share(1)) <= (0.05), actual: 0.4 vs 0.05 fast: false")
+
     def test_lists_stay_short(self) -> None:
         text = comparison("dV", 2, 4, "") + comparison("dQ", 2, 4, "") + comparison("dK", 2, 4, "all of key 1")
         tests = [Test(f"{method}.BackwardSizes", "failed" if method == "a" else "passed", text) for method in "abcd"]
