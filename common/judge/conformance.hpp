@@ -62,8 +62,10 @@ class Run {
   void each_type(Body body) {
     if (stage_.f32.forward || stage_.f32.backward) body(float());
     if (stage_.f64.forward || stage_.f64.backward) body(double());
+#ifndef FA_WITHOUT_HALF
     if (stage_.f16.forward || stage_.f16.backward) body(Eigen::half());
     if (stage_.bf16.forward || stage_.bf16.backward) body(Eigen::bfloat16());
+#endif
   }
   template <class T>
   const Functions<T>& functions() const {
