@@ -14,7 +14,8 @@ def charts(r: Results) -> list[Chart | Table]:
     cost = Chart("cost", "Twice the sequence: four times the memory, and at least four times the time", [
         Lines("Time (ms)", [time, slope("∝ N²", time, 2)], X_LABEL),
         Lines("Extra memory (MiB)", [memory, slope("∝ N²", memory, 2)], X_LABEL),
-    ])
+    ], see="A line that follows the dashes grows with N²: memory does, and time rises above them where S and P no "
+           "longer fit into the cache.")
     table = Table("cost", ["N", "Time (ms)", "Extra memory (MiB)", "GFLOP/s", "% of FMA peak"], [
         [f"{n:g}", significant(1e3 * median(rows, "time")), significant(MIB * median(rows, "extra_bytes")),
          significant(1e-9 * median(rows, "flops")), significant(100 * median(rows, "of_roof"), 2)]

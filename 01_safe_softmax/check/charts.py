@@ -13,7 +13,8 @@ def charts(r: Results) -> list[Chart | Table]:
             line("00 naive", rows("error", "stage00"), "max_error", x="scores", role="previous"),
             line("01 safe", rows("error", "stage01"), "max_error", x="scores"),
         ], x_label="size of the scores", x_scale="log10")],
-        subtitle=f"{r.context['device']} ({r.context['isa']}) · f32 · N = 128, d = 64 · against double precision")
+        subtitle=f"{r.context['device']} ({r.context['isa']}) · f32 · N = 128, d = 64 · against double precision",
+        see="00 follows 01 until the scores pass 88, where exp overflows and nothing is left to draw; 01 goes on.")
 
     naive = rows("forward", "stage00", d=64, causal=0)
     full, causal = (rows("forward", "stage01", d=64, causal=c) for c in (0, 1))
@@ -21,7 +22,8 @@ def charts(r: Results) -> list[Chart | Table]:
         Lines("Time relative to 00 without a mask", [
             ratio_line("01", full, naive, "time"),
             ratio_line("01, causal", causal, naive, "time", role="peer"),
-        ], x_label="N, sequence length (4 heads, d = 64)", bounds=[Bound("00", 1.0)], y_scale="linear")])
+        ], x_label="N, sequence length (4 heads, d = 64)", bounds=[Bound("00", 1.0)], y_scale="linear")],
+        see="How far the lines stay from the dashes is what the pass for the maximum costs, and what a mask changes.")
 
     before, after, masked = (group(x, "N") for x in (naive, full, causal))
     table = Table("cost", ["N", "00 (ms)", "01 (ms)", "01 / 00", "01 causal / 01"], [

@@ -19,12 +19,15 @@ def charts(r: Results) -> list[Chart | Table]:
         lines += [line(label, rows(variant, d, 0, stage="peer"), "flops", scale=1e-12, role="peer")
                   for variant, label in PEERS.items() if rows(variant, d, 0, stage="peer")]
         roof = median(rows("two_kernels", d, 0)[:1], "roof") * 1e-12
-        return Lines(f"TFLOP/s, d = {d}, no mask", lines, "N, sequence length (B = 4, H = 8)",
-                     bounds=[Bound("FMA peak", roof), Bound("5/7 of it", roof * 5 / 7)])
+        return Lines("TFLOP/s", lines, "N, sequence length (B = 4, H = 8)",
+                     bounds=[Bound("FMA peak", roof), Bound("5/7 of it", roof * 5 / 7)], where=f"d = {d}, no mask")
 
     dims = [d for d in (64, 128) if rows("two_kernels", d, 0)]  # the default sizes measure one
     speed = Chart("speed", "The backward: five products counted, seven executed", [panel(d) for d in dims],
-                  subtitle=f"{r.context['device']} · f32 · FLOPs: 10 d per visible (query, key) pair, for five products")
+                  subtitle=f"{r.context['device']} · f32 · FLOPs: 10 d per visible (query, key) pair, for five "
+                           "products",
+                  see="Two kernels compute seven products where five count, so the lower dashes are their limit; what "
+                      "stores P computes five, and pays in the next chart.")
 
     def gib(label: str, variant: str, role: str, d: int) -> Line:
         points = []
@@ -34,10 +37,10 @@ def charts(r: Results) -> list[Chart | Table]:
         return Line(label, points, role)
 
     memory = Chart("memory", "Device memory of a backward: tensors, LSE and scratch", [
-        Lines(f"GiB, d = {d}", [gib("stores P and dP", "stored", "previous", d),
-                                gib("recomputes", "two_kernels", "this", d)],
-              "N, sequence length (B = 4, H = 8)") for d in dims],
-        subtitle=f"{r.context['device']} · f32 · tensors as counted, scratch as the benchmark asked for it")
+        Lines("GiB", [gib("stores P and dP", "stored", "previous", d), gib("recomputes", "two_kernels", "this", d)],
+              "N, sequence length (B = 4, H = 8)", where=f"d = {d}") for d in dims],
+        subtitle=f"{r.context['device']} · f32 · tensors as counted, scratch as the benchmark asked for it",
+        see="What stores P grows with N², what recomputes it with N: the gap between the lines is P and dP.")
 
     passes = []
     delta = []

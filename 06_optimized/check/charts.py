@@ -24,6 +24,7 @@ class Pass:
     final: dict[str, str]  # the kernels that take every problem
     below: tuple[str, str, str]  # stage, kernel and label of the fp32 kernel that the ladder begins with
     page: str  # of its tables
+    see: dict[int, str]  # in the chart of each d
 
 
 FORWARD = Pass(
@@ -33,7 +34,11 @@ FORWARD = Pass(
      "lock": "8 ping-pong", "no_lock": "8 without the lock", "overlap": "9 overlap", "rows": "10 row by row",
      "persistent": "11 persistent", "hopper": "12 longest first"},
     {"hopper": "hopper", "fa2": "fa2 (mma.sync)"}, ("stage04", "register_tiled", "04, fp32"),
-    "README.md")
+    "README.md",
+    {64: "The exponentials take as long as the products here, so all stay far below the dashes, hopper the least.",
+     128: "Twice the products for the same exponentials: hopper comes nearer to the dashes than at d = 64.",
+     256: "With the most products for each exponential the way to the dashes is the shortest; short causal sequences "
+          "are the slowest."})
 BACKWARD = Pass(
     "backward", "backward_", "The backward",
     {"mma": "1 tensor cores", "swizzle": "2 cp.async, swizzle", "two_kernels": "3 wgmma, two kernels",
@@ -41,7 +46,10 @@ BACKWARD = Pass(
      "at_once": "7 P at once",
      "late": "8 dQ a step late", "hopper": "9 shapes, no mask"},
     {"hopper": "hopper", "two_kernels": "two_kernels (same bits)", "swizzle": "swizzle (mma.sync)"},
-    ("stage05", "two_kernels", "05, fp32"), "backward/README.md")
+    ("stage05", "two_kernels", "05, fp32"), "backward/README.md",
+    {64: "hopper makes the scores once, two_kernels twice: between their lines lie two of seven products.",
+     128: "As at d = 64, but shared memory is the limit now; swizzle shows what it is without Hopper's instructions.",
+     256: "No one kernel has room for three sums here, so hopper does what two_kernels does, and their lines are one."})
 PEERS = {"cudnn": "cuDNN", "fa2": "FlashAttention-2, PyTorch"}
 RESULTS = Path(__file__).resolve().parents[1] / "results"
 KERNELS = RESULTS / "kernels.json"
@@ -100,16 +108,19 @@ def ladder(r: Results, p: Pass) -> Chart | None:
               if (found := rows(r, p.what, variant, stage="peer", **LADDER))}
     speeds["matrix product"] = 1e-12 * median(below, "roof")
     return Chart(f"{p.prefix}ladder", "One idea at a time" + (", backward" if p is BACKWARD else ""), [
-        Bars("TFLOP/s, and the step from the rung above, round by round", bars, "TFLOP/s", "",
+        Bars("TFLOP/s, and × the rung above", bars, "TFLOP/s", "",
              [Bound(f"{label} {significant(value)}", value) for label, value in speeds.items()])],
         f"{r.context['device']} · bf16 · N 4096, d 128, no mask, B N = 16384, H d = 2048"
-        f" · FLOPs: {r.context['flop_formula']}" + (", times 2.5" if p is BACKWARD else ""))
+        f" · FLOPs: {r.context['flop_formula']}" + (", times 2.5" if p is BACKWARD else "") +
+        " · medians; × is the median of the ratios within each round, as the clock changes from one round to the next, "
+        "and not the ratio of two medians",
+        see="Each bar adds one idea to the one above it; look for the steps that gain most, and for those that lose.")
 
 
 def speed(r: Results, p: Pass, d: int) -> Chart | None:
     panels = [panel for causal in (0, 1) if (panel := against_n(r, p, d, causal))]
     said = f"{r.context['device']} · bf16 · FLOPs: {r.context['flop_formula']}, times 2.5" if p is BACKWARD else ""
-    return Chart(f"{p.prefix}speed_d{d}", f"{p.title}, head dimension {d}", panels, said) if panels else None
+    return Chart(f"{p.prefix}speed_d{d}", f"{p.title}, head dimension {d}", panels, said, p.see[d]) if panels else None
 
 
 def against_n(r: Results, p: Pass, d: int, causal: int) -> Lines | None:
@@ -119,11 +130,11 @@ def against_n(r: Results, p: Pass, d: int, causal: int) -> Lines | None:
     if not ours:
         return None
     lines: list[Line] = [line(label, some, "flops", scale=1e-12) for label, some in ours.items()]
-    lines += [line(label.replace(", ", ",\n"), some, "flops", scale=1e-12, role="peer")
-              for label, some in peers.items()]
+    lines += [line(label, some, "flops", scale=1e-12, role="peer") for label, some in peers.items()]
     longest = list(group(next(iter(ours.values())), "N").values())[-1]
-    return Lines(f"TFLOP/s, {'causal' if causal else 'no mask'}", lines, "N, sequence length (B N = 16384)",
-                 bounds=[Bound("matrix product", 1e-12 * median(longest, "roof"))], y_scale="linear")
+    return Lines("TFLOP/s", lines, "N, sequence length (B N = 16384)",
+                 bounds=[Bound("matrix product", 1e-12 * median(longest, "roof"))], y_scale="linear",
+                 where='causal' if causal else 'no mask')
 
 
 # ---------------------------------------------------------------- tables

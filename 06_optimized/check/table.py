@@ -230,7 +230,7 @@ def charts(context: dict[str, str], rows: dict[str, Row]) -> list[Chart]:
     found = []
     for dtype, word in DTYPES.items():
         for d in DIMENSIONS:
-            panels = [Lines(f"TFLOP/s, {what}", lines) for what in ("forward", "backward")
+            panels = [Lines("TFLOP/s", lines, where=what) for what in ("forward", "backward")
                       if (lines := [one for side in SIDES if (one := line_of(dtype, d, what, side))])]
             if panels:
                 found.append(Chart(f"{dtype}_d{d}", f"{word}, d = {d}, by sequence length", panels,

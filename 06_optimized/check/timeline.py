@@ -161,7 +161,7 @@ BACKWARD = Ladder(
     ),
     lanes=(("1", 0, GROUP_BARS), ("2", 1, GROUP_BARS),
            ("dQ 1", PUSHERS, ("push",)), ("dQ 2", PUSHERS + 1, ("push",))),
-    loads={"Q": ("#44aa99", "Q: asked for until found"), "dO": ("#882255", "dO: the same")},
+    loads={"Q": ("#7a5c3a", "Q: asked for until found"), "dO": ("#882255", "dO: the same")},
     cycles=14000,
 )
 LADDERS = {"forward": FORWARD, "backward": BACKWARD}
@@ -381,7 +381,7 @@ def bars(some: Sequence[Span], begin: int, cycles: int, top: int, height: int, c
 
 
 def lane(label: str, y: int, height: int) -> list[str]:
-    return [f'<text x="{LEFT - 6}" y="{y + height / 2 + 4:g}" class="l" text-anchor="end">{label}</text>',
+    return [f'<text x="{LEFT - 6}" y="{y + height / 2 + 4:g}" class="s" text-anchor="end">{label}</text>',
             f'<rect x="{LEFT}" y="{y}" width="{DRAWN}" height="{height}" class="b"/>']
 
 
@@ -416,13 +416,13 @@ def drawn_rung(ladder: Ladder, title: str, rung: dict, y: int) -> tuple[list[str
 def draw(source: Path, target: Path) -> None:
     data = json.loads(source.read_text(encoding="utf-8"))
     ladder = LADDERS[data["ladder"]]
-    key, x, y = [], LEFT, 54
+    key, x, y = [], 16, 58
     for colour, text in [*((bar.colour, bar.key) for bar in ladder.bars), *ladder.loads.values()]:
-        if x > LEFT and x + 17 + 7 * len(text) > WIDTH:
-            x, y = LEFT, y + 20
+        if x + 17 + 7 * len(text) > WIDTH:
+            x, y = 16, y + 20
         key.append(f'<rect x="{x}" y="{y}" width="12" height="12" fill="{colour}"/>'
                    f'<text x="{x + 17}" y="{y + 11}" class="s">{text}</text>')
-        x += 275
+        x += 328
     rows: list[str] = []
     y += 32
     for kernel, rung in ladder.rungs.items():
@@ -430,7 +430,7 @@ def draw(source: Path, target: Path) -> None:
             some, y = drawn_rung(ladder, rung.title, data["rungs"][kernel], y)
             rows += some
     svg = f"""<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {y + 20}" width="{WIDTH}" font-family="DejaVu Sans, sans-serif">
-<style>.t {{ font-size: 14px; fill: #222 }} .s {{ font-size: 12px; fill: #555 }} .l {{ font-size: 11px; fill: #555 }} .b {{ fill: #eee }}</style>
+<style>.t {{ font-size: 14px; fill: #222 }} .s {{ font-size: 13px; fill: #555 }} .b {{ fill: #eee }}</style>
 <rect width="{WIDTH}" height="{y + 20}" fill="#fdfdfb"/>
 <text x="16" y="26" font-size="17" font-weight="bold" fill="#222">Who runs when: the loader and the warpgroups of one block</text>
 <text x="16" y="44" class="s">{data["device"]} · {data["setting"]} · {ladder.cycles} cycles</text>

@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
-BLUE, ORANGE, GREEN, RED, PURPLE, GREY = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#8a8a8a"
+BLUE, ORANGE, GREEN, DARK_ORANGE, PURPLE, GREY = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#8a8a8a"
 MUTED = "#555555"
+AS_TEXT = {DARK_ORANGE: "#A64500", GREEN: "#00704F", GREY: "#6b6b6b"}  # thin strokes need more contrast than boxes
 
 
 class Picture:
@@ -39,7 +40,7 @@ class Picture:
         self.parts.append(
             f'<text x="{x:g}" y="{y:g}" font-size="{size}" text-anchor="{anchor}"'
             + (' font-weight="bold"' if bold else "")
-            + (f' fill="{fill}"' if fill else "")
+            + (f' fill="{AS_TEXT.get(fill, fill)}"' if fill else "")
             + f">{escape(words)}</text>"
         )
 
@@ -72,7 +73,7 @@ class Picture:
                 fill=MUTED if dashed else "",
             )
         if below:
-            self.text(x + w / 2, y + h / 2 + size, below, size - 1, "middle", fill=MUTED)
+            self.text(x + w / 2, y + h / 2 + size, below, size - 1, "middle")
 
     def line(self, path: str, colour: str = "#d8d8d8", width: float = 1, dashed: bool = False) -> None:
         dash = ' stroke-dasharray="4 3"' if dashed else ""
@@ -99,7 +100,7 @@ WORK = {
     "P": (ORANGE, "softmax"),
     "c": (PURPLE, "copy"),
     "e": (GREY, "start or end of a tile"),
-    "m": (RED, "row maximum"),
+    "m": (DARK_ORANGE, "row maximum"),
 }
 Bar = tuple[float, float, str, str]  # begin, end, kind, label
 
@@ -188,7 +189,7 @@ def tiny() -> None:
                         bold=r == 3,
                     )
             else:
-                p.text(x0 + 2 * w * (t + 0.5), y0 + h * (r + 0.73), f"lane {lane_no}", 11, "middle", fill="#8a8a8a")
+                p.text(x0 + 2 * w * (t + 0.5), y0 + h * (r + 0.73), f"lane {lane_no}", 11, "middle", fill=GREY)
     xr = x0 + 8 * w + 14
     p.text(xr, y0 + h * 0.75, "lanes 0 – 3", 12)
     p.text(xr, y0 + h * 3.75, "lanes 12 – 15", 12, bold=True)
@@ -295,11 +296,11 @@ def fragment() -> None:
         "Two blocks of S side by side, 16 by 8 each, and below them the operand A, 16 by 16: the same lane holds the"
         " same places in both.",
         "Two blocks of S are the operand P",
-        486,
+        550,
     )
-    w, h = 40.0, 11.0
-    shades = (BLUE, ORANGE, GREEN, RED)
-    for top, kind in ((72.0, "S"), (282.0, "P")):
+    w, h = 40.0, 13.0
+    shades = (BLUE, ORANGE, GREEN, DARK_ORANGE)
+    for top, kind in ((72.0, "S"), (314.0, "P")):
         for block in range(2):
             x0 = 190.0 + block * (4 * w + (26 if kind == "S" else 0))
             if kind == "S":
@@ -316,27 +317,27 @@ def fragment() -> None:
                     mine = (r % 8, t) == (2, 1)
                     p.box(x0 + w * t, top + h * r, w, h, shades[t], 0.95 if mine else 0.16)
                     if r in (0, 8) and not mine:
-                        p.text(x0 + w * (t + 0.5), top + h * (r + 0.85), f"{t}", 9, "middle")
+                        p.text(x0 + w * (t + 0.5), top + h * (r + 0.82), f"{t}", 11, "middle")
         p.text(178, top + h * 0.9, "row 0, lanes 0 – 3", 12, "end")
         p.text(178, top + h * 2.9, "row 2, lane 9", 12, "end", bold=True)
         p.text(178, top + h * 8.9, "row 8, lanes 0 – 3", 12, "end")
         p.text(178, top + h * 10.9, "row 10, lane 9", 12, "end", bold=True)
-    p.text(190 + 4 * w, 274, "P, 16 × 16: the operand A of P V", 12, "middle", bold=True)
+    p.text(190 + 4 * w, 306, "P, 16 × 16: the operand A of P V", 12, "middle", bold=True)
     for y, words in (
         (96, "lane 9 = 4 · 2 + 1: g = 2, t = 1"),
         (116, "in each block of S:"),
         (134, "C[0], C[1]  row 2"),
         (152, "C[2], C[3]  row 10"),
-        (306, "the same lane, rounded in pairs:"),
-        (324, "A[0] = S[2k] C[0], C[1]"),
-        (342, "A[1] = S[2k] C[2], C[3]"),
-        (360, "A[2] = S[2k+1] C[0], C[1]"),
-        (378, "A[3] = S[2k+1] C[2], C[3]"),
+        (338, "the same lane, rounded in pairs:"),
+        (356, "A[0] = S[2k] C[0], C[1]"),
+        (374, "A[1] = S[2k] C[2], C[3]"),
+        (392, "A[2] = S[2k+1] C[0], C[1]"),
+        (410, "A[3] = S[2k+1] C[2], C[3]"),
     ):
-        p.text(556, y, words, 12, bold=y in (96, 306))
+        p.text(556, y, words, 12, bold=y in (96, 338))
     p.text(
         24,
-        474,
+        538,
         "A cell is two neighbouring numbers of one row; the digit is t = lane mod 4. No number changes its lane.",
         12,
         fill=MUTED,
@@ -374,13 +375,13 @@ def pipeline() -> None:
         if name == "rung 2":
             for j in range(3):
                 x = left + (load + j * work) * scale
-                p.line(f"M{x:g} {y - 6} v66", RED, 1.5, True)
+                p.line(f"M{x:g} {y - 6} v66", DARK_ORANGE, 1.5, True)
             p.text(
                 left + load * scale,
                 y + 76,
                 "the barrier: the tile is there, and nobody reads the other buffer",
                 12,
-                fill=RED,
+                fill=DARK_ORANGE,
             )
     p.text(24, 248, "The lengths are made up; only the order is meant.", 12, fill=MUTED)
     p.write()
@@ -408,11 +409,11 @@ def swizzle() -> None:
                     96 + 24 * r,
                     33,
                     24,
-                    RED if chunk == 2 else BLUE,
+                    DARK_ORANGE if chunk == 2 else BLUE,
                     0.75 if chunk == 2 else 0.12,
                     f"{chunk}",
                 )
-    p.text(202, 312, "8 turns", 14, "middle", bold=True, fill=RED)
+    p.text(202, 312, "8 turns", 14, "middle", bold=True, fill=DARK_ORANGE)
     p.text(562, 312, "1 turn", 14, "middle", bold=True, fill=GREEN)
     p.text(24, 334, "A place is 16 bytes: 4 of the 32 banks. Eight places are all banks once.", 12, fill=MUTED)
     p.write()
@@ -459,13 +460,13 @@ def fa2() -> None:
                 y0 + s * r,
                 s,
                 s,
-                RED if masked else BLUE if seen else "#bbbbbb",
+                DARK_ORANGE if masked else BLUE if seen else "#bbbbbb",
                 0.6 if masked else 0.22 if seen else 0.04,
                 f"{last - c + 1}" if seen else "",
             )
             order[r, c] = seen
     p.text(x0, y0 + 5 * s + 20, "number: the order in a row of tiles", 12)
-    p.text(x0, y0 + 5 * s + 38, "red: the loop with the mask", 12, fill=RED)
+    p.text(x0, y0 + 5 * s + 38, "dark orange: the loop with the mask", 12, fill=DARK_ORANGE)
     p.text(x0, y0 + 5 * s + 56, "blue: the loop without one", 12, fill=BLUE)
     p.text(24, 290, "The lengths are made up; only the order is meant.", 12, fill=MUTED)
     p.write()
@@ -492,7 +493,7 @@ def wgmma() -> None:
                     BLUE if c ^ r == 2 else ORANGE,
                     0.7 if c ^ r == 2 else 0.16,
                     f"{c ^ r}",
-                    10,
+                    11,
                 )
         p.text(x + 90, 166, "… 128 rows of 128 bytes" + (", 16 KiB" if k == 0 else ""), 12, "middle", fill=MUTED)
     p.text(462, 88, "TMA writes chunk c of row r at place c ^ (r mod 8);", 12)
@@ -589,12 +590,12 @@ def registers() -> None:
         "65,536 registers of an SM: three warpgroups of 168 a thread each, or 24 for the loader and 240 for each of two"
         " that compute. Below: both groups in step share every unit.",
         "Rung 7: 65,536 registers, and who has them",
-        424,
+        444,
     )
     scale = 640 / 65536
     for y, title, shares in (
         (62.0, "at the launch: 168 a thread", (168, 168, 168)),
-        (132.0, "after setmaxnreg: 24, 240, 240", (24, 240, 240)),
+        (140.0, "after setmaxnreg: 24, 240, 240", (24, 240, 240)),
     ):
         p.text(60, y, title, 12, bold=True)
         x = 60.0
@@ -604,7 +605,7 @@ def registers() -> None:
                 x,
                 y + 8,
                 w,
-                32,
+                40,
                 (PURPLE, BLUE, GREEN)[k],
                 0.4,
                 ("loader", "group A", "group B")[k] if n > 30 else "",
@@ -612,21 +613,20 @@ def registers() -> None:
                 f"{n} × 128 threads" if n > 30 else "",
             )
             x += w
-        p.text(62 if shares[0] == 24 else 700, y + 54, "↑ the loader" if shares[0] == 24 else "", 11)
-        p.box(x, y + 8, 700 - x, 32, "#bbbbbb", dashed=True)
-    p.text(706, 168, "", 11)
-    x, y = 60.0, 214.0
+        p.box(x, y + 8, 700 - x, 40, "#bbbbbb", dashed=True)
+    p.text(62, 202, "↑ the loader", 11)
+    x, y = 60.0, 234.0
     p.text(60, y, "a thread that computes, from rung 9 on: 240 at d = 128", 12, bold=True)
     for n, name, colour in (
         (64, "S 64", BLUE),
-        (32, "P 32", RED),
+        (32, "P 32", DARK_ORANGE),
         (64, "O 64", GREEN),
         (80, "m, l, addresses, the rest: 80", GREY),
     ):
         w = n * 640 / 240
         p.box(x, y + 8, w, 26, colour, 0.4, name, 12)
         x += w
-    left, scale, y = 110.0, 0.147, 284.0
+    left, scale, y = 110.0, 0.147, 304.0
     tensor: list[Bar] = [
         (0, 1024, "S", "A S and B S"),
         (2048, 3072, "O", "A P V and B P V"),
@@ -634,15 +634,15 @@ def registers() -> None:
     ]
     lane(p, y, "tensor cores", idle(tensor, 0, 4096), left, scale)
     lane(p, y + 30, "exponentials", idle([(1024, 2048, "P", "A and B softmax")], 0, 4096), left, scale)
-    legend(p, 366, "SPO", 110)
+    legend(p, 386, "SPO", 110)
     p.text(
         24,
-        392,
+        412,
         "Both groups wait for the same tile. In step they share the tensor cores, then the exponential unit: each",
         12,
         fill=MUTED,
     )
-    p.text(24, 408, "takes twice as long as alone, and the tensor cores idle for 1024 of 3072 cycles.", 12, fill=MUTED)
+    p.text(24, 428, "takes twice as long as alone, and the tensor cores idle for 1024 of 3072 cycles.", 12, fill=MUTED)
     p.write()
 
 
@@ -717,13 +717,13 @@ def overlap() -> None:
                     bars += [
                         (t, t + 128, "m", ""),
                         (t + 128, min(t + 512, 4096), "idle", "waits"),
-                        (t + 512, min(t + 1024, 4096), "P", f"{who} exponentials"),
+                        (t + 512, min(t + 1024, 4096), "P", f"{who} exp"),
                         (t + 1024, min(t + 1536, 4096), "idle", "to spare"),
                     ]
             bars = [x for x in bars if x[1] > x[0]]
             if k == 1:
                 bars.insert(
-                    0, (0, 512, "P" if not written else "idle", "B exponentials" if not written else "to spare")
+                    0, (0, 512, "P" if not written else "idle", "B exp" if not written else "to spare")
                 )
             lane(p, y + 42 + 30 * k, f"group {who}", bars, left, scale)
     legend(p, 330, "SPOm", 110)
@@ -931,7 +931,7 @@ def backward_roof() -> None:
                 for part, label in zip(shared[d], short):
                     if not part:
                         continue
-                    p.box(x, y, part * scale, 18, colour, 0.5, label if part > 200 else "", 10)
+                    p.box(x, y, part * scale, 18, colour, 0.5, label if part > 200 else "", 11)
                     x += part * scale
             else:
                 p.box(left, y, cycles * scale, 18, colour, 0.55)
@@ -1038,9 +1038,9 @@ def backward_steps() -> None:
         "Rungs 5 to 8: where the tensor cores idle",
         548,
     )
-    left, scale, window = 112.0, 0.1075, 5800.0
+    left, scale, window = 112.0, 0.125, 5000.0
     colours = (BLUE, ORANGE)
-    y = 58.0
+    y = 62.0
     for rung, name in (
         (5, "rung 5: everything in turn"),
         (6, "rung 6: the next S behind dK"),
@@ -1066,7 +1066,7 @@ def backward_steps() -> None:
                 if e > b:
                     width = (e - b) * scale
                     p.box(left + (b - begin) * scale, top, width, 21, colours["AB".index(who)], 0.45,
-                          what if width > 6 * len(what) else "", 10 if k == 0 else 11)
+                          what if width > 5.5 * len(what) + 6 else "", 11)
                 at = max(at, e)
         y += 113
     p.box(24, 499, 16, 13, BLUE, 0.45)
@@ -1098,17 +1098,17 @@ def backward_block() -> None:
         for r in range(16):
             p.box(x0 + w * j, y0 + h * r, w, h, shades[j], 0.14)
         for r in (2, 10):
-            p.box(x0 + w * j + w / 4, y0 + h * r, w / 4, h, RED, 0.8)
+            p.box(x0 + w * j + w / 4, y0 + h * r, w / 4, h, DARK_ORANGE, 0.8)
     for r, words in ((0, "row 0"), (2, "row 2"), (10, "row 10"), (15, "row 15")):
         p.text(x0 - 8, y0 + h * (r + 0.9), words, 11, "end", bold=r in (2, 10))
     p.text(x0 + 4 * w, y0 + 16 * h + 18, "warp 0; warps 1, 2, 3 have rows 16 to 63", 12, "middle", fill=MUTED)
-    p.text(x0 + 4 * w, y0 + 16 * h + 36, "red: thread 9 = 4 · 2 + 1", 12, "middle", fill=RED)
+    p.text(x0 + 4 * w, y0 + 16 * h + 36, "dark orange: thread 9 = 4 · 2 + 1", 12, "middle", fill=DARK_ORANGE)
     x1, run = 436.0, 240.0
     p.text(x1 + run / 2, 68, "memory", 13, "middle", bold=True)
     for j in range(8):
         y = y0 + 24.0 * j
         p.box(x1, y, run, 20, shades[j], 0.22)
-        p.box(x1 + run * 9 / 128, y, max(run / 128, 3), 20, RED, 0.8)
+        p.box(x1 + run * 9 / 128, y, max(run / 128, 3), 20, DARK_ORANGE, 0.8)
         p.text(x1 - 8, y + 14, f"columns {8 * j} –", 11, "end")
         p.text(x1 + run + 8, y + 14, f"+ {2 * j} KiB", 11)
     p.text(x1 + run / 2, y0 + 8 * 24 + 14, "128 threads × 16 bytes", 12, "middle", fill=MUTED)

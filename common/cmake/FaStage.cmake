@@ -351,9 +351,9 @@ function(fa_stage_tests target library variant replaced replacements)
     target_compile_options(${target}_object PRIVATE ${FA_COMPILED_FAST})
     # The program asks for it, `all` does not.
     set_target_properties(${target}_object PROPERTIES EXCLUDE_FROM_ALL TRUE)
-    if(target MATCHES "^(exercise|hunt)")
+    if(target MATCHES "^exercise")
       set_target_properties(${target}_object PROPERTIES FA_READERS TRUE)
-    else()  # deliberate defects may leave a variable unused
+    else()  # deliberate defects may leave a variable unused, which would end a hunt before it begins
       target_compile_options(${target}_object PRIVATE -w)
     endif()
     list(PREPEND objects $<TARGET_OBJECTS:${target}_object>)

@@ -66,8 +66,8 @@ std::string untouched(const char* name, const Buffer<T>& x, bool is_input) {
 }
 
 template <class T>
-std::string compare_gradient(const char* name, const Buffer<T>& got, const Array& want,
-                             const BackwardOracle& o, const Spread& e) {
+Comparison compare_gradient(const char* name, const Buffer<T>& got, const Array& want,
+                            const BackwardOracle& o, const Spread& e) {
   double largest = 0;
   for (double w : want.data) largest = std::max(largest, std::fabs(w));
   Comparison c(name);
@@ -77,7 +77,7 @@ std::string compare_gradient(const char* name, const Buffer<T>& got, const Array
     const Tolerance t = tolerance<T>(fp32, e, w, b, h, i, x);
     c.add(b, h, i, x, static_cast<double>(got.at(b, h, i, x)), w, t.element, t.usual);
   });
-  return c.ok() ? "" : c.report() + "\n";
+  return c;
 }
 
 template <class T>
@@ -159,10 +159,7 @@ std::string ForwardCase<T>::verdict(const ForwardOracle& want) {
       lse.add(b, h, i, 0, static_cast<double>(LSE.at(b, h, i)), w,
               lse_tolerance<T>(w, want.A.at(b, h, r)));
   });
-  std::string text;
-  for (const Comparison* c : {&o, &lse})
-    if (!c->ok()) text += c->report() + "\n";
-  return text + check_memory_untouched();
+  return Comparison::reports({o, lse}) + check_memory_untouched();
 }
 
 template <class T>
@@ -229,9 +226,10 @@ template <class T>
 std::string BackwardCase<T>::verdict() {
   const BackwardOracle want =
       oracle_backward(p, to_array(Q), to_array(K), to_array(V), to_array(dO), rounding<T>());
-  return compare_gradient("dQ", dQ, want.dQ, want, want.eQ) +
-         compare_gradient("dK", dK, want.dK, want, want.eK) +
-         compare_gradient("dV", dV, want.dV, want, want.eV) + check_memory_untouched();
+  return Comparison::reports({compare_gradient("dQ", dQ, want.dQ, want, want.eQ),
+                              compare_gradient("dK", dK, want.dK, want, want.eK),
+                              compare_gradient("dV", dV, want.dV, want, want.eV)}) +
+         check_memory_untouched();
 }
 
 template <class T>

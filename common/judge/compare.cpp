@@ -141,6 +141,18 @@ std::string Comparison::report() const {
   return where.empty() ? s.str() : s.str() + "\n  " + where;
 }
 
+std::string Comparison::reports(const std::vector<Comparison>& results) {
+  std::string wrong;
+  std::vector<std::string> right;
+  for (const Comparison& c : results) {
+    if (!c.ok())
+      wrong += c.report() + "\n";
+    else if (c.count_ > 0)
+      right.push_back(c.what_);
+  }
+  return wrong.empty() || right.empty() ? wrong : wrong + "right: " + enumerate(right) + "\n";
+}
+
 // Each index by itself: which of its values have wrong elements. The wrong elements lie where all
 // four agree; whether they fill that is said too.
 std::string Comparison::pattern() const {

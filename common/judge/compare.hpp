@@ -34,6 +34,8 @@ class Comparison {
   std::string report() const;
   // "wrong: all of heads 1 and 3, rows >= 64"; empty if no element is wrong.
   std::string pattern() const;
+  // The reports of results of one call, and which of them are right beside those that are wrong.
+  static std::string reports(const std::vector<Comparison>& results);
 
  private:
   // The elements at one index of b, h, i or x.

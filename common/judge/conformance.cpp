@@ -96,6 +96,10 @@ void Run::run_case(const std::string& name, const std::function<std::string()>& 
   }
   if (failures_ <= most_failures)
     ADD_FAILURE() << "case  " << name << "\n" << wrong << "\n" << alone;
+  else if (spec && spec->p.Nq + spec->p.Nk > most_rows_) {
+    most_rows_ = spec->p.Nq + spec->p.Nk;
+    largest_ = "case  " + name + "\n" + wrong + (wrong.back() == '\n' ? "" : "\n");
+  }
 }
 
 void Run::conclude() const {
@@ -104,6 +108,7 @@ void Run::conclude() const {
   if (failures_ > most_failures) std::cout << ", the first " << most_failures << " are shown";
   if (left_out_ > 0) std::cout << "; " << left_out_ << " more are left out";
   std::cout << "\n";
+  if (!largest_.empty()) std::cout << "  of the others the longest:\n" << largest_;
   const std::string line = contrast(outcomes_);
   if (!line.empty()) std::cout << "  " << line << "\n";
 }

@@ -89,6 +89,10 @@ class Run {
   std::string environment_;
   int cases_ = 0, failures_ = 0, left_out_ = 0, thrown_in_turn_ = 0;
   Clock::time_point first_failure_;
+  // Of the failures that are not shown: the one with the most rows, in which the wrong elements
+  // are most likely to form a pattern.
+  std::int64_t most_rows_ = 0;
+  std::string largest_;
   std::vector<Outcome> outcomes_;
 };
 

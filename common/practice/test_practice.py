@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Tests of marks.py, mutants.py and hunt.py through their command lines."""
+"""Tests of marks.py and mutants.py through their command lines."""
 from __future__ import annotations
 
 import re
@@ -403,39 +403,6 @@ class Practice(unittest.TestCase):
                 done = subprocess.run([sys.executable, FOLDER["mutants.py"] / "mutants.py", "skeleton", exe, "--timeout",
                                        limit], text=True, stdout=subprocess.PIPE)
                 self.assertEqual((done.returncode, line in done.stdout), (code, True), done.stdout)
-
-    def test_hunt(self) -> None:
-        def hunt(code: int, *args: str) -> str:
-            return self.call(code, "hunt.py", args[0], self.stage, *args[1:])
-        self.assertIn("no hunt is on", hunt(1, "reveal"))
-        names = set()
-        for seed in range(8):
-            text = hunt(0, "start", "--seed", str(seed))
-            names.add(text.split("\n")[0])
-            self.assertIn("02_online/hunt/online.cpp", text)
-            self.assertEqual(text, hunt(0, "start").replace("The hunt goes on.\n", ""))
-            self.assertNotIn("// [", self.get("hunt/online.cpp"))
-            self.assertNotIn("no_", self.get("hunt/.mutant"))
-            shown = hunt(0, "reveal")
-            place = int(shown.split("near line ")[1].split("\n")[0])
-            added = [x[2:] for x in shown.split("\n") if x.startswith("+ ")]
-            line = self.get("hunt/online.cpp").split("\n")[place - 1]
-            self.assertEqual(line.strip(), added[0] if added else "}")
-            self.assertIn("stage02.online.", shown)
-            hunt(0, "reset")
-            self.assertFalse((self.stage / "hunt").exists())
-        self.assertEqual(len(names), 2)
-        kernels = MUTANTS.replace("no_rescale: online.cpp", "no_rescale: online.cu")
-        self.put("check/mutants.txt", kernels)
-        for seed in range(8):
-            self.assertIn("sum is empty", hunt(0, "start", "--seed", str(seed), "--without-kernels"))
-            hunt(0, "reset")
-        self.put("check/mutants.txt", kernels.split("\n\n")[0] + "\n")
-        self.assertIn("no mutant", hunt(1, "start", "--without-kernels"))
-        (self.stage / "hunt").symlink_to(self.stage / "check")
-        hunt(1, "reset")
-        self.assertTrue((self.stage / "check/mutants.txt").exists())
-        self.call(2, "hunt.py", "reset", self.stage / "check")
 
 
 class Lessons(unittest.TestCase):

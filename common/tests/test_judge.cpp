@@ -61,6 +61,16 @@ TEST(Comparison, ReportNamesTheWorstPlaceAndCountsAll) {
   EXPECT_NE(c.report().find("i 9, x 9): got nan"), std::string::npos) << c.report();
 }
 
+TEST(Comparison, TellsWhatIsRightBesideWhatIsWrong) {
+  Comparison o("O"), lse("LSE"), unasked("dQ");
+  lse.add(0, 0, 0, 0, 1, 1, 0.1);
+  EXPECT_EQ(Comparison::reports({o, lse, unasked}), "");
+  o.add(0, 0, 0, 0, 2, 1, 0.1);
+  const std::string text = Comparison::reports({o, lse, unasked});
+  EXPECT_EQ(text, o.report() + "\nright: LSE\n");
+  EXPECT_EQ(Comparison::reports({o}), o.report() + "\n");
+}
+
 // A tensor [2, 4, 70, 40] of which wrong(b, h, i, x) are wrong.
 template <class F>
 std::string pattern(F wrong, const std::string& what = "O", Int every = 1) {
@@ -534,7 +544,9 @@ TEST(Run, TellsThreeFailuresAndWhatTheyHaveInCommon) {
                                              for (Int Nk : {1, 64, 65, 70, 90})
                                                run.forward({shape(Nq, Nk, 4)});
                                          }});
-  EXPECT_EQ(occurrences(text, "case  B1"), 3) << text;
+  EXPECT_EQ(occurrences(text, "case  B1"), 4) << text;  // and of the others the longest
+  EXPECT_NE(text.find("the longest:\ncase  B1 Hq1 Hkv1 Nq7 Nk90 "), std::string::npos) << text;
+  EXPECT_NE(text.find("wrong: all of rows >= 4"), std::string::npos) << text;
   EXPECT_NE(text.find("wrong: all of row 4 (the last)"), std::string::npos) << text;
   EXPECT_NE(text.find("6 of 15 cases fail, the first 3 are shown"), std::string::npos) << text;
   EXPECT_NE(text.find("passes: all 6 cases with Nk <= 64; fails: 6 of the 9 with Nk > 64"),
@@ -554,6 +566,19 @@ TEST(Run, LeavesOffWhereNothingWorksAnyMore) {
                                          }});
   EXPECT_EQ(calls, 3);
   EXPECT_NE(text.find("3 of 3 cases fail; 16 more are left out"), std::string::npos) << text;
+}
+
+TEST(Run, WhatFollowsStandsOnALineOfItsOwn) {
+  const StageUnderTest s =
+      a_stage([](const ForwardCall<float>&) { throw std::runtime_error("out of memory"); });
+  const std::string text =
+      output_of(s, {"Sizes", "awkward sizes", nullptr, [](auto& run) {
+                      for (Int Nk : {1, 2, 3, 4, 5})
+                        run.run(std::to_string(Nk), [&] { return std::string(); }),
+                            run.forward({shape(2, Nk, 4)});
+                    }});
+  EXPECT_NE(text.find("longest:\ncase  B1 Hq1 Hkv1 Nq2 Nk5"), std::string::npos) << text;
+  EXPECT_EQ(text.back(), '\n') << text;
 }
 
 }  // namespace

@@ -25,13 +25,16 @@ expect 2 "practice needs a stage first, for example: ./learn practice 01 --reset
 expect 2 "practice has no option '--solve'" ./learn practice 1 --solve
 expect 2 "bench has no option '--fast'" ./learn bench 02 --rounds 3 --fast
 expect 2 "--out needs a value" ./learn bench 02 --out
-expect 0 "usage: ./learn bench NN" ./learn bench 2 --help
+./learn bench 2 --help | grep -q "^  lanes: And 'lanes', " || { echo "FAILED: bench --help"; failures=$((failures + 1)); }
 expect 2 "no option '--fast'" ./learn charts --fast
 expect 2 "no option '--resume'; it has --full, --again and --record" ./learn charts --resume
 expect 2 "unknown stage '7'" ./learn charts 7
 expect 2 "sweep has no option '--record'" ./learn sweep --only 04 --record
-expect 2 "no option '--solve'" ./learn hunt 00 --solve
+expect 2 "hunt has no option '--solve'; it has -v, --symptom, --reveal and --reset" ./learn hunt 00 --solve
+expect 2 "one option at most" ./learn hunt 00 --symptom -v
 expect 2 "no skeleton 00_naive/exercise/other.cpp" ./learn practice 00 other.cpp
+expect 2 "progress takes no arguments; usage: ./learn progress" ./learn progress 02
+expect 0 "usage: ./learn progress" ./learn progress --help
 expect 2 "doctor takes no arguments" ./learn doctor now
 expect 2 "at most one number" ./learn see 1 2
 expect 3 "no C++ compiler" env CXX=no-such-compiler ./learn see
@@ -44,6 +47,18 @@ ln -s "$PWD/learn" "$links/one" && ln -s one "$links/two"
 expect 2 "unknown stage '9'" "$links/two" test 9
 [ "$(find "$links" | wc -l)" -eq 3 ] || { echo "FAILED: something was left beside a link"; failures=$((failures + 1)); }
 rm -r "$links"
+# A reader's broken predictions are met before anything is built, and stay as they are.
+copy=$(mktemp -d)
+cp -R learn common 00_naive "$copy"
+mkdir -p "$copy/00_naive/mine" && echo "memory: 2" >"$copy/00_naive/mine/predictions.txt"
+said=$(FA_NO_INSTALL=1 "$copy/learn" bench 00 2>&1 </dev/null)
+code=$?
+if [ $code -ne 2 ] || [ "$(printf '%s\n' "$said" | tail -n 1)" != "00_naive/mine/predictions.txt:1: not \`name = number\`: memory: 2" ] ||
+  [ -e "$copy/build" ] || [ "$(cat "$copy/00_naive/mine/predictions.txt")" != "memory: 2" ]; then
+  printf 'FAILED: bench with broken predictions\n  exit %s: %s\n' "$code" "$said"
+  failures=$((failures + 1))
+fi
+rm -r "$copy"
 # What is not there is said in a line, with what to do. The tools that `learn` itself needs are left.
 bare=$(mktemp -d)
 for tool in sh dirname readlink sed tr awk df id grep cat uname cksum sort xargs head; do

@@ -9,15 +9,17 @@ import argparse
 import base64
 import html
 import importlib.util
+import os
 import re
 import sys
 import traceback
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from figure import Bar, Bars, Chart, Table, render, significant, summary  # noqa: E402
+from figure import Bar, Bars, Chart, Table, must_be_drawable, render, significant, summary  # noqa: E402
 from results import (BadResults, Results, Row, cleaned, complete, load, median, recorded, spread,  # noqa: E402
                      unfit, write_all)
 
@@ -79,13 +81,15 @@ def best(stage: Path, results: Results) -> list[Row]:
     return max(by_name.values(), key=lambda variant: median(variant, "of_roof"))
 
 
-def ladder_chart(found: Iterable[tuple[Path, Results]]) -> Chart:
+def ladder_chart(found: Sequence[tuple[Path, Results]]) -> Chart:
     """One panel for CPUs and one for GPUs, each for the one machine that has measured the most stages."""
     machines: dict[tuple[bool, str], list[tuple[Path, Results]]] = {}
     for stage, results in found:
         if best(stage, results):
             machines.setdefault((results.is_gpu, results.context["machine"]), []).append((stage, results))
     panels = []
+    backward = sorted({stage.name.replace("_", " ") for stage, results in found
+                       if not best(stage, results) and results.select(what="backward")})
     shown = [best(stage, results)[0].keys["N"] for runs in machines.values() for stage, results in runs]
     usual = LADDER_N if LADDER_N in shown else max(shown, default=LADDER_N, key=shown.count)
     for gpu in (False, True):
@@ -110,22 +114,41 @@ def ladder_chart(found: Iterable[tuple[Path, Results]]) -> Chart:
         raise BadResults("no stage has a recorded forward row with d:64, causal:0, f32; measure and record one first")
     formula = context["flop_formula"]
     return Chart("ladder", "How much of the machine each stage uses", panels,
-                 f"Forward, N {usual}, d 64, no mask, f32 unless said · median and middle half · FLOPs: {formula}")
+                 f"Forward, N {usual}, d 64, no mask, f32 unless said · median and middle half · FLOPs: {formula}"
+                 + "".join(f" · {name} has no bar: it is a backward alone" for name in backward),
+                 see="Each bar is a share of its own machine's peak, so that what a stage gains is its idea's and not "
+                     "the hardware's.")
 
 
 # ---------------------------------------------------------------- one page: this machine beside the recorded ones
 
-PAGE_STYLE = """
-:root { color-scheme: light dark; }
-body { font: 16px/1.5 system-ui, sans-serif; max-width: 1320px; margin: 2rem auto; padding: 0 1rem; }
-.pair { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 480px), 1fr)); gap: 1rem; }
-figure { margin: 0 0 1rem; } img { width: 100%; max-width: 800px; border-radius: 6px; display: block; }
-figcaption, .missing { opacity: .75; font-size: 14px; }
-table { border-collapse: collapse; font-size: 14px; font-variant-numeric: tabular-nums; }
-td, th { padding: .15rem .7rem; text-align: right; border-bottom: 1px solid #8884; }
-td:first-child, th:first-child { text-align: left; overflow-wrap: anywhere; }
-.warning { border-left: 4px solid #d55e00; padding-left: .7rem; }
-details { margin: .5rem 0; overflow-x: auto; } .context td { text-align: left; }
+# Each pair of colours is read by a test: text needs contrast in both.
+PAGE_COLOURS = {"light": {"page": "#ffffff", "ink": "#1f1f1f", "faint": "#595959", "link": "#0a58a8"},
+                "dark": {"page": "#17191c", "ink": "#e8e8e4", "faint": "#adada8", "link": "#85bdf5"}}
+
+
+def variables(colours: dict[str, str]) -> str:
+    return " ".join(f"--{name}: {value};" for name, value in colours.items())
+
+
+PAGE_STYLE = f"""
+:root {{ color-scheme: light dark; {variables(PAGE_COLOURS["light"])} }}
+@media (prefers-color-scheme: dark) {{ :root {{ {variables(PAGE_COLOURS["dark"])} }} }}
+body {{ font: 16px/1.5 system-ui, sans-serif; max-width: 1080px; margin: 2rem auto; padding: 0 1rem;
+  background: var(--page); color: var(--ink); overflow-wrap: anywhere; }}
+a {{ color: var(--link); }} h1 {{ line-height: 1.25; }} h2 {{ margin-top: 3rem; }}
+nav > ul {{ list-style: none; padding: 0; columns: 24rem; }} nav > ul > li {{ break-inside: avoid; margin-bottom: .4rem; }}
+nav ul ul {{ padding-left: 1.5rem; font-size: 14px; }}
+.charts, .pair {{ display: grid; grid-template-columns: repeat(auto-fill, minmax(min(100%, 440px), 1fr)); gap: 0 1rem;
+  align-items: start; }}
+.chart.beside {{ grid-column: 1 / -1; }} .see {{ max-width: 44rem; }}
+figure {{ margin: 0 0 1.5rem; }} img {{ width: 100%; max-width: 520px; border-radius: 6px; display: block; }}
+figcaption, .missing {{ color: var(--faint); font-size: 14px; }}
+table {{ border-collapse: collapse; font-size: 14px; font-variant-numeric: tabular-nums; }}
+td, th {{ padding: .15rem .7rem; text-align: right; border-bottom: 1px solid #8884; overflow-wrap: normal; }}
+td:first-child, th:first-child {{ text-align: left; }} table:not(.context) td {{ white-space: nowrap; }}
+.warning {{ border-left: 4px solid #d55e00; padding-left: .7rem; }}
+details {{ margin: .5rem 0; overflow-x: auto; }} .context td {{ text-align: left; }}
 """
 
 
@@ -143,12 +166,35 @@ def html_table(header: Sequence[str], rows: Iterable[Sequence[str]], kind: str =
     return f'<table class="{kind}">{line(header, "th")}{"".join(line(row, "td") for row in rows)}</table>'
 
 
-def picture(svg: bytes, chart: Chart, context: dict[str, str], caption: str) -> str:
+@dataclass(frozen=True)
+class Shown:
+    """A chart on the page: of this machine, or recorded."""
+
+    chart: Chart
+    context: dict[str, str]
+    caption: str
+    mine: bool
+
+
+def picture(shown: Shown, svg: bytes) -> str:
     # A data URI keeps the ids of one drawing from meeting those of another.
     data = base64.b64encode(svg).decode()
-    alt = html.escape(summary(chart, context), quote=True)
+    alt = html.escape(summary(shown.chart, shown.context), quote=True)
     return (f'<figure><img src="data:image/svg+xml;base64,{data}" alt="{alt}">'
-            f"<figcaption>{html.escape(caption)}</figcaption></figure>")
+            f"<figcaption>{html.escape(shown.caption)}</figcaption></figure>")
+
+
+def block(anchor: str, both: Sequence[Shown], svgs: Sequence[bytes]) -> str:
+    """What to see, and below it this machine's drawing beside the recorded one."""
+    pictures = "".join(map(picture, both, svgs))
+    return (f'<div class="chart{" beside" * (len(both) > 1)}" id="{anchor}"><p class="see">'
+            f'{html.escape(both[0].chart.see)}</p><div class="pair">{pictures}</div></div>')
+
+
+def drawings(both: Sequence[Shown]) -> list[bytes]:
+    """With the same ranges, since they stand side by side."""
+    charts = [shown.chart for shown in both]
+    return [render(shown.chart, shown.context, narrow=True, beside=charts) for shown in both]
 
 
 def medians(results: Results) -> str:
@@ -166,14 +212,26 @@ def medians(results: Results) -> str:
     return f"<details><summary>Medians of {len(lines)} benchmarks</summary>{table}</details>"
 
 
-def page_of_stage(stage: Path, measured: Path, outputs: dict[Path, bytes], runs: dict[str, list]) -> str:
-    parts = [f"<h2>{html.escape(stage.name.replace('_', ' '))}</h2>"]
+@dataclass(frozen=True)
+class Section:
+    """Of the page, with what the contents say of it."""
+
+    anchor: str
+    title: str
+    state: str
+    charts: list[tuple[str, str]]  # anchor, title
+    body: str
+
+    def entry(self) -> str:
+        inside = "".join(f'<li><a href="#{anchor}">{html.escape(title)}</a></li>' for anchor, title in self.charts)
+        return (f'<li><a href="#{self.anchor}">{html.escape(self.title)}</a>, {html.escape(self.state)}'
+                + (f"<ul>{inside}</ul>" if inside else "") + "</li>")
+
+
+def section_of_stage(stage: Path, measured: Path, out: Path, outputs: dict[Path, bytes],
+                     runs: dict[str, list[tuple[Path, Results]]]) -> Section:
     mine = measured / f"{stage.name}.json"
-    if not mine.exists():
-        parts.append(missing("Not measured on this machine."))
-    if not recorded(stage):
-        parts.append(missing("Nothing recorded in the repository yet."))
-    pictures: dict[str, list[str]] = {}  # by chart, this machine first
+    found: dict[str, list[Shown]] = {}  # by chart, this machine first
     warnings: list[str] = []
     after = []
     for path in [mine] * mine.exists() + recorded(stage):
@@ -182,13 +240,14 @@ def page_of_stage(stage: Path, measured: Path, outputs: dict[Path, bytes], runs:
             results = complete(path) if where == "recorded" else load(path)
             runs[where].append((stage, results))
             after += [missing(f"{where}: {name} gave no figure: {why}") for name, why in dict.fromkeys(results.errors)]
+            caption = f"{where}: {results.context['machine']}, {results.context['date'][:10]}"
             for item in figures(stage, results):
                 if isinstance(item, Chart):
-                    svg = render(item, results.context)
-                    caption = f"{where}: {results.context['machine']}, {results.context['date']}"
-                    pictures.setdefault(item.name, []).append(picture(svg, item, results.context, caption))
-                    if path == mine:
-                        outputs[measured / svg_name(item, results, stage)] = svg
+                    must_be_drawable(item)
+                    same = found.setdefault(item.name, [])
+                    if not (item.counted and same):
+                        same.append(Shown(item, results.context, "counted, not measured" if item.counted else caption,
+                                          path == mine))
         except BadResults as error:
             after.append(missing(f"{where}: {error}"))
             continue
@@ -197,9 +256,36 @@ def page_of_stage(stage: Path, measured: Path, outputs: dict[Path, bytes], runs:
             context = html_table(["Context", ""], [(k, str(v)) for k, v in results.context.items()
                                                    if k not in ("host_name", "executable")], "context")
             after.append(medians(results) + f"<details><summary>This machine</summary>{context}</details>")
-    parts += warnings
-    parts += [f'<div class="pair">{"".join(both)}</div>' for both in pictures.values()]
-    return "\n".join(parts + after)
+    title = stage.name.replace("_", " ")
+    parts = [f'<h2 id="{stage.name}">{html.escape(title)}</h2>']
+    if (stage / "README.md").is_file():
+        link = html.escape(os.path.relpath(stage / "README.md", out.resolve().parent), quote=True)
+        parts.append(f'<p>The chapter: <a href="{link}">{stage.name}/README.md</a></p>')
+    if not mine.exists():
+        parts.append(missing("Not measured on this machine."))
+    if not recorded(stage):
+        parts.append(missing("Nothing recorded in the repository yet."))
+    blocks = []
+    for name, both in found.items():
+        svgs = drawings(both)
+        blocks.append(block(f"{stage.name}.{name}", both, svgs))
+        outputs |= {measured / svg_name(shown.chart, shown.context, stage): svg
+                    for shown, svg in zip(both, svgs) if shown.mine}
+    parts += [*warnings, f'<div class="charts">{"".join(blocks)}</div>', *after]
+    state = "measured here" if mine.exists() else "recorded" if recorded(stage) else "nothing yet"
+    return Section(stage.name, title, state, [(f"{stage.name}.{name}", both[0].chart.title)
+                                              for name, both in found.items()], "\n".join(parts))
+
+
+def section_of_ladder(runs: dict[str, list[tuple[Path, Results]]]) -> Section:
+    both, after = [], []
+    for where, found in runs.items():
+        try:
+            both.append(Shown(ladder_chart(found), {}, where, where != "recorded"))
+        except BadResults as error:
+            after.append(missing(f"{where}: {error}"))
+    parts = ['<h2 id="ladder">The ladder</h2>', *([block("ladder.chart", both, drawings(both))] if both else []), *after]
+    return Section("ladder", "The ladder", "all stages in one chart", [], "\n".join(parts))
 
 
 def page(stages: Sequence[Path], measured: Path, out: Path) -> dict[Path, bytes]:
@@ -207,16 +293,13 @@ def page(stages: Sequence[Path], measured: Path, out: Path) -> dict[Path, bytes]
         raise BadResults(f"{measured}: no such folder; measure first")
     outputs: dict[Path, bytes] = {}
     runs: dict[str, list[tuple[Path, Results]]] = {"this machine": [], "recorded": []}
-    sections = [page_of_stage(stage, measured, outputs, runs) for stage in stages]
-    ladders = []
-    for where, found in runs.items():
-        try:
-            chart = ladder_chart(found)
-            ladders.append(picture(render(chart, {}), chart, {}, where))
-        except BadResults as error:
-            ladders.append(missing(f"Ladder, {where}: {error}"))
+    sections = [section_of_stage(stage, measured, out, outputs, runs) for stage in stages]
+    sections.insert(0, section_of_ladder(runs))
     body = "\n".join(["<h1>FlashAttention from scratch: measured here, and recorded</h1>",
-                      f'<div class="pair">{"".join(ladders)}</div>', *sections])
+                      "<p>Where this machine has measured a stage, its chart stands before the recorded one and has the "
+                      "same range. Dots are medians, bands the middle half of the rounds.</p>",
+                      f'<nav><ul>{"".join(section.entry() for section in sections)}</ul></nav>',
+                      *(section.body for section in sections)])
     outputs[out] = (f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
                     f'<meta name="viewport" content="width=device-width"><title>FlashAttention from scratch</title>'
                     f"<style>{PAGE_STYLE}</style></head>\n<body>\n{body}\n</body></html>\n").encode()
@@ -225,8 +308,8 @@ def page(stages: Sequence[Path], measured: Path, out: Path) -> dict[Path, bytes]
 
 # ---------------------------------------------------------------- commands; each returns the files to write
 
-def svg_name(chart: Chart, results: Results, stage: Path | None = None) -> str:
-    return (f"{stage.name}." if stage else "") + f"{results.context['machine']}.{chart.name}.svg"
+def svg_name(chart: Chart, context: dict[str, str], stage: Path | None = None) -> str:
+    return (f"{stage.name}." if stage else "") + f"{context['machine']}.{chart.name}.svg"
 
 
 def draw(stages: Sequence[Path], results_name: str | None, out: Path | None, tables: bool) -> dict[Path, bytes]:
@@ -244,7 +327,7 @@ def draw(stages: Sequence[Path], results_name: str | None, out: Path | None, tab
             results = complete(path)
             for item in figures(stage, results):
                 if isinstance(item, Chart):
-                    name = svg_name(item, results, stage if out else None)
+                    name = svg_name(item, results.context, stage if out else None)
                     outputs[(out or path.parent) / name] = render(item, results.context)
                 elif tables:
                     readme = stage / item.page
@@ -257,7 +340,7 @@ def draw(stages: Sequence[Path], results_name: str | None, out: Path | None, tab
 
 
 def ladder(stages: Sequence[Path], out: Path) -> dict[Path, bytes]:
-    return {out: render(ladder_chart((stage, complete(path)) for stage in stages for path in recorded(stage)), {})}
+    return {out: render(ladder_chart([(stage, complete(path)) for stage in stages for path in recorded(stage)]), {})}
 
 
 def folder(text: str) -> Path:

@@ -127,19 +127,15 @@ def results(path: Path) -> Results:
     return load(path)
 
 
-def rows_of(stage: Path, machine: str, field: str, words: Sequence[object], keys: dict[str, object]) -> Samples:
-    found = [path for path in recorded(stage) if machine in ("", path.stem)]
-    if len(found) != 1:
-        raise BadMark(f"{len(found)} recorded files in {stage.name}/results{f' of {machine}' if machine else ''}; "
-                      "name the machine: =NN/MACHINE")
+def rows_of(measured: Path, field: str, words: Sequence[object], keys: dict[str, object]) -> Samples:
     fixed = {"causal": 0} | keys
-    rows = [row for row in results(found[0]).rows
+    rows = [row for row in results(measured).rows
             if {row.stage, row.what, row.variant, row.dtype} >= set(words)
             and all(row.keys.get(key, 0 if key == "causal" else None) == value for key, value in fixed.items())]
     kinds = sorted({f"{row.stage}/{row.what}/{row.variant}/{row.dtype}" for row in rows})
     if len(kinds) != 1:
         fit = f"{kinds[0]} and {kinds[1]} fit; name more" if kinds else "no row fits"
-        raise BadMark(f"{fit} ({', '.join(map(str, words))}; {fixed}; {found[0].name})")
+        raise BadMark(f"{fit} ({', '.join(map(str, words))}; {fixed}; {measured.name})")
     return Samples({(tuple((key, value) for key, value in row.keys.items() if key not in fixed), row.repetition):
                     row.value(field) for row in rows})
 
@@ -203,6 +199,15 @@ class Page:
             raise BadMark(f"'{record}' names no stage; on a page outside the stages write =03, or =03/MACHINE")
         return found[0], machine
 
+    def measured(self, record: str) -> Path:
+        """The results file that a mark means."""
+        stage, machine = self.stage(record)
+        found = [path for path in recorded(stage) if machine in ("", path.stem)]
+        if len(found) != 1:
+            raise BadMark(f"{len(found)} recorded files in {stage.name}/results{f' of {machine}' if machine else ''}; "
+                          "name the machine: =NN/MACHINE")
+        return found[0]
+
     def file(self, name: object) -> Path:
         for folder in (self.path.parent, self.root):
             if (folder / str(name)).is_file():
@@ -216,9 +221,9 @@ class Page:
                 rows.values.values() if name == "middle" else rows.medians())
         if name in FIELDS:
             field, factor = FIELDS[name]
-            return rows_of(*self.stage(record), field, words, dict(keys)).with_each(factor, operator.mul)
+            return rows_of(self.measured(record), field, words, dict(keys)).with_each(factor, operator.mul)
         if name == "counter" and words:
-            return rows_of(*self.stage(record), str(words[0]), words[1:], dict(keys))
+            return rows_of(self.measured(record), str(words[0]), words[1:], dict(keys))
         if name == "tests" and not words:
             return tests(self.stage(record)[0], self.build)
         if name == "mutants" and not words:

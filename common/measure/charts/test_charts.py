@@ -13,19 +13,68 @@ import subprocess
 import sys
 import tempfile
 import unittest
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from unittest import mock
+from xml.etree import ElementTree
 
 HERE = Path(__file__).resolve().parent
 GOLDEN = HERE / "golden"
 sys.path.insert(0, str(HERE))
 
 import charts  # noqa: E402
-from figure import (Bar, Bars, Bound, Chart, Line, Lines, Point, Table, push_apart, render,  # noqa: E402
-                    significant, summary)
+from figure import (CARD, COLOURS, FAINT, LOG, MARGIN, NARROW, SIZE, Bar, Bars, Bound,  # noqa: E402
+                    Canvas, Chart, Line, Lines, Point, Scale, Table, contrast, labelled, legible, push_apart, render,
+                    significant, summary, text_width)
 from results import (BadResults, Results, Row, Spread, complete, load, median, ratio, record,  # noqa: E402
                      write_all)
+
+
+class Drawn:
+    """What a drawing holds: its texts with their styles, and its axes."""
+
+    def __init__(self, chart: Chart, context: dict[str, str], **how: Any) -> None:
+        self.canvases: list[Canvas] = []
+        self.texts: list[tuple[float, str, dict[str, Any]]] = []  # x, words, style
+        self.axes: list[Any] = []
+        drawn, write, frame, start = self, Canvas.text, Canvas.axes, Canvas.__init__
+
+        def text(canvas: Canvas, x: float, y: float, words: str, **style: object) -> None:
+            drawn.texts.append((x, words, style))
+            write(canvas, x, y, words, **style)
+
+        def axes(*place: Any) -> Any:
+            drawn.axes.append(frame(*place))
+            return drawn.axes[-1]
+
+        def init(canvas: Canvas, width: float, height: float) -> None:
+            start(canvas, width, height)
+            drawn.canvases.append(canvas)
+        with mock.patch.object(Canvas, "text", text), mock.patch.object(Canvas, "axes", axes), \
+                mock.patch.object(Canvas, "__init__", init), mock.patch("matplotlib.figure.Figure.savefig"):
+            render(chart, context, **how)
+
+    def words(self) -> str:
+        return " ".join(words.replace("\n", " ") for _, words, _ in self.texts)
+
+    def ticks(self) -> list[str]:
+        return [label.get_text() for axes in self.axes for axis in (axes.xaxis, axes.yaxis)
+                for label in axis.get_ticklabels()]
+
+
+def recorded_charts() -> Iterator[tuple[str, Chart, dict[str, str]]]:
+    """All that the chapters show, and the ladder."""
+    found = []
+    for stage in sorted(HERE.parents[2].glob("0?_*")):
+        for path in charts.recorded(stage):
+            results = complete(path)
+            found.append((stage, results))
+            for item in charts.figures(stage, results):
+                if isinstance(item, Chart):
+                    yield f"{stage.name} {item.name}", item, results.context
+    yield "ladder", charts.ladder_chart(found), {}
 
 
 def tool(*arguments: object) -> subprocess.CompletedProcess[str]:
@@ -301,7 +350,7 @@ class Refusing(WithStage):
         shutil.copy(self.write(self.raw), measured / "01_example.json")
         self.assertEqual(tool("page", self.root / "page.html", self.stage, "--measured", measured).returncode, 0)
         page = (self.root / "page.html").read_text()
-        heading, warned = (page.index(words) for words in ("<h2>", '"warning">this machine was busy'))
+        heading, warned = (page.index(words) for words in ('<h2 id="01_example">', '"warning">this machine was busy'))
         self.assertLess(heading, warned)
         self.assertLess(warned, page.index('<div class="pair">', heading))
         self.assertIn("it has 9 of 10 benchmarks", page)
@@ -363,6 +412,74 @@ class Drawing(WithStage):
             self.assertNotIn(private, page)
         self.assertTrue((measured / "01_example.example-cpu.cost.svg").exists())
 
+    def pages(self, *stages: Path) -> str:
+        """The page of these stages, measured here and recorded, where `learn` writes it."""
+        shutil.copy(GOLDEN / "results.json", self.stage / "results" / "example-cpu.json")
+        out = self.root / "build" / "charts" / "index.html"
+        measured = out.parent / "measured"
+        measured.mkdir(parents=True)
+        shutil.copy(GOLDEN / "results.json", measured / "01_example.json")
+        done = tool("page", out, *(stages or [self.stage]), "--measured", measured)
+        self.assertEqual((done.returncode, done.stderr), (0, ""))
+        return out.read_text()
+
+    def test_the_page_has_contents_and_links(self) -> None:
+        later = self.root / "02_later"
+        shutil.copytree(self.stage, later)
+        page = self.pages(self.stage, later)
+        contents = page[page.index("<nav>"):page.index("</nav>")]
+        anchors = re.findall('href="#([^"]+)"', contents)
+        self.assertEqual(anchors, ["ladder", "01_example", "01_example.cost", "01_example.accuracy", "02_later"])
+        for anchor in anchors:
+            self.assertEqual(page.count(f'id="{anchor}"'), 1, anchor)
+        for words in ("measured here", "nothing yet", "Where the naive form fails"):
+            self.assertIn(words, contents)
+        links = re.findall('href="([^#"]+)"', page)
+        self.assertEqual(links, ["../../01_example/README.md", "../../02_later/README.md"])
+        for link in links:
+            self.assertTrue((self.root / "build" / "charts" / link).is_file(), link)
+
+    def test_the_page_says_what_to_see(self) -> None:
+        page = self.pages()
+        self.assertEqual(page.count('<p class="see">'), 3)  # two charts and the ladder
+        for words in ("How much the maximum costs.", "Where the line ends.", "a share of its own machine&#x27;s peak"):
+            self.assertEqual(page.count(words), 1, words)
+
+    def test_the_page_shows_nothing_twice(self) -> None:
+        (self.stage / "check" / "charts.py").write_text(
+            "from figure import Chart, Line, Lines, Point\nfrom results import Spread\ndef charts(r):\n"
+            "    line = Line('a', [Point(256, Spread(1, 1, 1)), Point(512, Spread(2, 2, 2))])\n"
+            "    return [Chart('bytes', 'Bytes', [Lines('MiB', [line])], 's', 'Bytes.', counted=True)]\n")
+        page = self.pages()
+        self.assertEqual(page.count("<img"), 3)  # here and recorded: the ladder alone
+        self.assertEqual(page.count("counted, not measured"), 1)
+        self.assertEqual(page.count("Bytes."), 1)
+
+    def test_a_chart_that_cannot_be_drawn_leaves_the_recorded_one(self) -> None:
+        for row in self.raw["benchmarks"]:
+            if "max_error" in row:
+                row["max_error"] = 0.0
+        self.write(self.raw)
+        measured = self.root / "measured"
+        measured.mkdir()
+        shutil.copy(self.src, measured / "01_example.json")
+        shutil.copy(GOLDEN / "results.json", self.stage / "results" / "example-cpu.json")
+        self.assertEqual(tool("page", self.root / "page.html", self.stage, "--measured", measured).returncode, 0)
+        page = (self.root / "page.html").read_text()
+        self.assertIn("this machine: chart &#x27;accuracy&#x27;, panel &#x27;Largest relative error&#x27;: zero", page)
+        self.assertEqual(page.count("<img"), 5)
+
+    def test_the_page_has_contrast(self) -> None:
+        page = self.pages()
+        for colours in charts.PAGE_COLOURS.values():
+            for name, colour in colours.items():
+                self.assertIn(f"--{name}: {colour};", page)
+                if name != "page":
+                    self.assertGreaterEqual(contrast(colour, colours["page"]), 4.5, name)
+        style = page[page.index("<style>"):page.index("</style>")]
+        self.assertEqual(set(re.findall(r"[ {]color: ([^;]+);", style)), {"var(--ink)", "var(--link)", "var(--faint)"})
+        self.assertNotIn("opacity", style)
+
     def test_one_line_for_bad_input(self) -> None:
         self.refused("draw", self.stage, says="nothing recorded")
         self.refused("ladder", "--out", self.root / "l.svg", self.stage, says="no stage has a recorded forward row")
@@ -404,6 +521,7 @@ class Drawing(WithStage):
         drawn = render(Chart("ladder", "t", [named], "s"), {})
         self.assertEqual(drawn, render(Chart("ladder", "t", [named], "s"), {}))
         self.assertIn(b"#8a8a8a", drawn)  # the previous stage is grey
+        self.assertEqual(Drawn(Chart("ladder", "t", [named], "s"), {}).axes[0].get_xticks()[-1], 800)  # past the roof
         plain = Bars("share", bars, "x")  # a bound without a name takes no room
         self.assertNotIn("bound", summary(Chart("ladder", "t", [plain], "s"), {}))
         height = [float(re.search(rb'height="([0-9.]+)pt"', svg)[1]) for svg in
@@ -421,6 +539,66 @@ class Drawing(WithStage):
         self.assertIn("\n\nWhat the compiler said.\n<!-- end -->", (self.stage / "README.md").read_text())
         self.assertEqual(Table("t", ["a"], []).caption, "")
 
+    def test_what_chapters_show_can_be_read(self) -> None:
+        """Wide in a chapter and narrow on the page: contrast, size, inside the card, a label at each tick."""
+        for name, chart, context in recorded_charts():
+            self.assertRegex(chart.see, r"^[a-zA-Z0-9].{30,}\.$", f"{name}: a sentence says what to look for")
+            for narrow in (False, True):
+                drawn = Drawn(chart, context, narrow=narrow)
+                with self.subTest(chart=name, narrow=narrow):
+                    self.assertNotIn("", drawn.ticks())
+                    width = drawn.canvases[0].width
+                    for x, words, style in drawn.texts:
+                        size, bold = style.get("fontsize", SIZE), style.get("weight", "normal")
+                        self.assertGreaterEqual(contrast(style.get("color", "#222222"), CARD), 4.5, words)
+                        self.assertGreaterEqual(size, SIZE)
+                        wide = text_width(words, size, bold)
+                        left = x - wide * {"left": 0, "center": 0.5, "right": 1}[style.get("ha", "left")]
+                        self.assertGreaterEqual(left, MARGIN - 6, words)
+                        self.assertLessEqual(left + wide, width - MARGIN + 6, words)
+        self.assertGreaterEqual(contrast(FAINT, CARD), 4.5)  # ticks
+        self.assertGreaterEqual(SIZE * 388 / NARROW, 11)  # pixels, on a telephone 420 wide
+
+    def test_contrast(self) -> None:
+        self.assertAlmostEqual(contrast("#ffffff", "#000000"), 21)
+        self.assertAlmostEqual(contrast("#767676", "#ffffff"), 4.54, places=2)
+        for colour in (colour for colours in COLOURS.values() for colour in colours):
+            self.assertGreaterEqual(contrast(legible(colour), CARD), 4.5)
+
+    def test_panels_of_one_quantity_share_its_range(self) -> None:
+        def panel(values: list[float], **how: Any) -> Lines:
+            return Lines(how.pop("y_label", "TFLOP/s"),
+                         [Line("a", [Point(2.0 ** (8 + k), Spread(v, v, v)) for k, v in enumerate(values)])], **how)
+
+        def ranges(*panels: Lines, **how: Any) -> list[tuple[float, float]]:
+            return [axes.get_ylim() for axes in Drawn(Chart("c", "t", panels, "s"), {}, **how).axes]
+        one, other = panel([1, 2], where="d = 64"), panel([30, 40, 50], where="d = 128")
+        memory, linear = panel([1, 2], y_label="GiB"), panel([1, 2], y_scale="linear")
+        self.assertEqual(*ranges(one, other))
+        self.assertEqual(*ranges(one, other, narrow=True))
+        self.assertNotEqual(*ranges(other, memory))
+        self.assertNotEqual(*ranges(other, linear))
+        beside = Chart("c", "t", [other], "s")  # recorded, next to this machine's
+        self.assertEqual(ranges(one, beside=[beside]), ranges(other, beside=[Chart("c", "t", [one], "s")]))
+        self.assertEqual(len({axes.get_xlim() for axes in Drawn(Chart("c", "t", [one, other], "s"), {}).axes}), 1)
+        bars = [Bars("t", [Bar("a", Spread(v, v, v), "")], "share") for v in (40, 244)]  # a busy machine, and another
+        pair = [Chart("c", "t", [panel], "s") for panel in bars]
+        ends = [Drawn(chart, {}, beside=pair).axes[0].get_xlim() for chart in pair]
+        self.assertEqual(*ends)
+
+    def test_logarithmic_axes_say_so(self) -> None:
+        def marks(y: Scale, x: Scale) -> int:
+            line = Line("a", [Point(x, Spread(x, x, x)) for x in (256, 512)])
+            return Drawn(Chart("c", "t", [Lines("y", [line], y_scale=y, x_scale=x)], "s"), {}).words().count(LOG)
+        self.assertEqual([marks("log10", "log2"), marks("linear", "log2"), marks("linear", "linear")], [2, 1, 0])
+
+    def test_ticks_without_room_are_left_out_whole(self) -> None:
+        self.assertEqual(labelled([0, 30, 60], [20, 20, 20]), [0, 1, 2])
+        self.assertEqual(labelled([0, 20, 40], [20, 20, 20]), [0, 2])
+        self.assertEqual(labelled([0, 20, 40, 60], [20, 20, 20, 20]), [1, 3])  # the last one stays
+        self.assertEqual(labelled([0, 5], [20, 20]), [1])
+        self.assertEqual(labelled([0], [20]), [0])
+
     def test_labels_are_pushed_apart(self) -> None:
         self.assertEqual(push_apart([50, 10], [10, 10], 0, 100), [50, 10])  # room enough: nothing moves
         self.assertEqual(push_apart([30, 30, 30], [10, 10, 10], 0, 100), [20, 30, 40])
@@ -431,6 +609,69 @@ class Drawing(WithStage):
         self.assertGreaterEqual(min(b - a for a, b in zip(centres, centres[1:])), 12 - 1e-9)
         self.assertGreaterEqual(centres[0], 6 - 1e-9)
         self.assertLessEqual(centres[-1], 94 + 1e-9)
+
+
+SVG = "{http://www.w3.org/2000/svg}"
+COLOUR_NAMES = r"\b(?:red|orange|amber|yellow|green|teal|blue|purple|pink)\b"
+NAMED = {"orange": "#d55e00", "blue": "#0072b2", "green": "#009e73"}  # what texts may call these colours
+
+
+@dataclass(frozen=True)
+class Words:
+    text: str
+    size: float
+    colour: str
+    behind: str
+
+
+def written(path: Path) -> Iterator[Words]:
+    """The texts of a picture, each with its size, its colour and that of what lies under its anchor."""
+    root = ElementTree.parse(path).getroot()
+    styles = {name: dict(re.findall(r"([a-z-]+): ([^;]+?) *(?:;|$)", body)) for style in root.iter(f"{SVG}style")
+              for name, body in re.findall(r"\.(\w+) \{([^}]*)\}", style.text or "")}
+    boxes: list[tuple[float, float, float, float, list[float], float]] = []
+
+    def parts(colour: str) -> list[float]:
+        colour = "#" + "".join(2 * digit for digit in colour[1:]) if len(colour) == 4 else colour
+        return [int(colour[i:i + 2], 16) for i in (1, 3, 5)]
+
+    def under(x: float, y: float) -> str:
+        colour = [255.0] * 3
+        for left, top, right, bottom, fill, alpha in boxes:
+            if left <= x <= right and top <= y <= bottom:
+                colour = [alpha * over + (1 - alpha) * old for over, old in zip(fill, colour)]
+        return "#" + "".join(f"{round(part):02x}" for part in colour)
+
+    def walk(node: ElementTree.Element, style: dict[str, str]) -> Iterator[Words]:
+        style = style | dict(node.attrib) | styles.get(node.get("class", ""), {})
+        fill, x, y = style.get("fill", "#000000"), float(node.get("x", 0)), float(node.get("y", 0))
+        if node.tag == f"{SVG}rect" and fill != "none":
+            boxes.append((x, y, x + float(node.get("width", 0)), y + float(node.get("height", 0)), parts(fill),
+                          float(style.get("fill-opacity", 1))))
+        if node.tag == f"{SVG}text":
+            size = float(style.get("font-size", "16").removesuffix("px"))
+            colour = "#" + "".join(f"{part:02x}" for part in parts(fill))
+            yield Words("".join(node.itertext()), size, colour, under(x, y - 0.35 * size))
+        for child in node:
+            yield from walk(child, style)
+    return walk(root, {})
+
+
+class Pictures(unittest.TestCase):
+    """Those that are drawn by hand or by a stage's own program, with letters as letters."""
+
+    def test_texts_can_be_read(self) -> None:
+        course = HERE.parents[2]
+        pictures = [*course.glob("0?_*/pictures/*.svg"), *course.glob("0?_*/results/timeline*.svg")]
+        self.assertGreater(len(pictures), 30)
+        for path in pictures:
+            content = path.read_text(encoding="utf-8").lower()
+            with self.subTest(picture=str(path.relative_to(course))):
+                for words in written(path):
+                    self.assertGreaterEqual(words.size, 11, words)
+                    self.assertGreaterEqual(contrast(words.colour, words.behind), 4.5, words)
+                    for name in re.findall(COLOUR_NAMES, words.text.lower()):
+                        self.assertIn(NAMED.get(name, "no such colour"), content, words)
 
 
 if __name__ == "__main__":
