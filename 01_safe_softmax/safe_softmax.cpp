@@ -20,7 +20,7 @@ void attention(const MatrixMap<const T>& Q, const MatrixMap<const T>& K,
 
   // [quote softmax]
   for (Eigen::Index i = 0; i < S.rows(); ++i) {
-    // [more 01.a: how many keys this row sees; until then length (1 line)]
+    // [more 01.a (2): how many keys this row sees; until then length (1 line)]
     Eigen::Index n = mask.visible_keys(i);  // this row sees keys [0, n)
     // [end]
     T m = -infinity, l = 0;

@@ -29,7 +29,7 @@ void attention_lanes(const Rows<const float>& Q, const Rows<const float>& K,
     // bits: entry.cpp refuses more keys than they can count.
     IntVec n{};
     for (int r = 0; r < W && i0 + r < Q.rows; ++r) {
-      // [more 02.d: how many keys lane r sees (1 line)]
+      // [more 02.d (4): how many keys lane r sees (1 line)]
       n[r] = int(mask.visible_keys(i0 + r));
       // [end]
       // [more 02.e (4): q of lane r, with all factors that the scores need for exp2 (1 line)]
@@ -40,7 +40,7 @@ void attention_lanes(const Rows<const float>& Q, const Rows<const float>& K,
     for (std::int64_t x = 0; x < d; ++x) o[x] = Vec{};
     Vec m = simd::broadcast(-infinity), l{};
 
-    // [more 02.f: which row of this vector sees most keys; until then i0 (1 line)]
+    // [more 02.f (4): which row of this vector sees most keys; until then i0 (1 line)]
     // visible_keys never decreases, so the last row sees most
     const std::int64_t last = std::min(i0 + W, Q.rows) - 1;
     // [end]

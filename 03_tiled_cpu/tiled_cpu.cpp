@@ -15,7 +15,7 @@ void attention_tile(const Rows<const T>& Q, const Rows<const T>& K, const Rows<c
   // [blank]
   constexpr T infinity = std::numeric_limits<T>::infinity();
   const std::int64_t d = Q.cols;
-  // [more 03.a: how many queries this tile has, at the end fewer; until then 0 (1 line)]
+  // [more 03.a (1): how many queries this tile has, at the end fewer; until then 0 (1 line)]
   const std::int64_t rows = std::min(Br, Q.rows - i0);
   // [end]
   // [Br, Bc]: scores of this pair of tiles, then their weights. Here one row would do, for each is
@@ -32,12 +32,12 @@ void attention_tile(const Rows<const T>& Q, const Rows<const T>& K, const Rows<c
   std::fill_n(l, rows, T(0));
   for (std::int64_t r = 0; r < rows; ++r) std::fill_n(O[i0 + r], d, T(0));
 
-  // [more 03.b: the keys that any row of this tile sees; until then 0 (1 line)]
+  // [more 03.b (2): the keys that any row of this tile sees; until then 0 (1 line)]
   // The last row of the tile sees most: tiles of keys beyond that are skipped, not masked.
   const std::int64_t end = mask.visible_keys(i0 + rows - 1);
   // [end]
   for (std::int64_t j0 = 0; j0 < end; j0 += Bc) {
-    // [more 03.c: how many keys this tile has, at the end fewer; until then 0 (1 line)]
+    // [more 03.c (2): how many keys this tile has, at the end fewer; until then 0 (1 line)]
     const std::int64_t cols = std::min(Bc, end - j0);
     // [end]
 

@@ -39,10 +39,10 @@ __global__ void tiled_kernel(Problem p, Forward<float> t, float scale) {
   const int lane = threadIdx.x % lanes, warp = threadIdx.x / lanes, d = int(p.d);
   const std::int64_t tiles = (p.Nq + Br - 1) / Br, head = blockIdx.x / tiles;
   const std::int64_t b = head / p.Hq, h = head % p.Hq;
-  // [more 04.b: the first row of this block's tile, the longest rows first; until then 0 (1 line)]
+  // [more 04.b (1): the first row of this block, the longest rows first; until then 0 (1 line)]
   const std::int64_t i0 = (tiles - 1 - blockIdx.x % tiles) * Br;  // the longest rows first
   // [end]
-  // [more 04.c: how many queries this tile has, at the end fewer; until then 0 (1 line)]
+  // [more 04.c (1): how many queries this tile has, at the end fewer; until then 0 (1 line)]
   const int rows = int(min(std::int64_t(Br), p.Nq - i0));
   // [end]
   const Mask mask(p, b);
@@ -60,12 +60,12 @@ __global__ void tiled_kernel(Problem p, Forward<float> t, float scale) {
     for (int y = 0; y < columns; ++y) o[i][y] = 0;
   }
 
-  // [more 04.d: the keys that any row of this tile sees; until then 0 (1 line)]
+  // [more 04.d (2): the keys that any row of this tile sees; until then 0 (1 line)]
   // The last row of the tile sees most: tiles of keys beyond that are skipped, not masked.
   const std::int64_t end = mask.visible_keys(i0 + rows - 1);
   // [end]
   for (std::int64_t j0 = 0; j0 < end; j0 += Bc) {
-    // [more 04.e: how many keys this tile has, at the end fewer; until then 0 (1 line)]
+    // [more 04.e (2): how many keys this tile has, at the end fewer; until then 0 (1 line)]
     const int cols = int(min(std::int64_t(Bc), end - j0));
     // [end]
 

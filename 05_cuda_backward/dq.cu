@@ -62,11 +62,11 @@ __global__ void __launch_bounds__(threads, Tile::D <= 64 ? 3 : 2)
 
   float4 dQ[TR][Tile::columns];
   clear<Tile>(dQ);
-  // [more 05.h: the keys that any row of this tile sees; until then 0 (1 line)]
+  // [more 05.h (2, 3): the keys that any row of this tile sees; until then 0 (1 line)]
   const std::int64_t end = mask.visible_keys(i0 + rows - 1);
   // [end]
   for (std::int64_t j0 = 0; j0 < end; j0 += Bc) {
-    // [more 05.i: how many keys this tile has, at the end fewer; until then 0 (1 line)]
+    // [more 05.i (2, 3): how many keys this tile has, at the end fewer; until then 0 (1 line)]
     const int cols = int(min(std::int64_t(Bc), end - j0));
     // [end]
     // [more 05.j (3): what must have happened before V_j is written over K_j (1 line)]

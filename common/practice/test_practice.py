@@ -2,15 +2,18 @@
 """Tests of marks.py and mutants.py through their command lines."""
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import tempfile
 import unittest
 from pathlib import Path
 
-from marks import Lesson, load, load_copy
+from marks import LEVELS, Lesson, load, load_copy, marked_lessons
+from source import bare, unmarked
 
 HERE = Path(__file__).resolve().parent
+STAGES = sorted(HERE.parents[1].glob("0?_*"))
 FOLDER = {"mutants.py": HERE.parent / "judge"}   # of a tool that is not here
 LESSON = '''\
 // [quote row]
@@ -400,6 +403,41 @@ class Practice(unittest.TestCase):
                 done = subprocess.run([sys.executable, FOLDER["mutants.py"] / "mutants.py", "skeleton", exe, "--timeout",
                                        limit], text=True, stdout=subprocess.PIPE)
                 self.assertEqual((done.returncode, line in done.stdout), (code, True), done.stdout)
+
+
+class Lessons(unittest.TestCase):
+    """What must hold for the course's own lessons."""
+
+    def test_a_skeleton_filled_in_is_the_lesson(self) -> None:
+        for stage in STAGES:
+            for lesson in marked_lessons(stage):
+                for level in LEVELS:
+                    with self.subTest(lesson.label, level=level), tempfile.TemporaryDirectory() as folder:
+                        mine = Path(folder) / "mine.cpp"
+                        mine.write_text(lesson.skeleton(level))
+                        copy, told = load_copy(lesson, Path(folder), mine)
+                        names = [h.name for h in lesson.holes(level)]
+                        self.assertEqual(([h.name for h in copy.regions], told), (names, []))
+                        self.assertFalse([h.name for h in copy.regions if copy.written(h)])
+                        lines = list(copy.lines)
+                        for empty, whole in reversed(list(zip(copy.regions, lesson.holes(level)))):
+                            lines[empty.first:empty.last + 1] = lesson.code(whole)
+                        helpers = [r for r in lesson.regions if r.kind == "blank" and not r.name and level == 3]
+                        whole = [line for i, line in enumerate(lesson.lines)
+                                 if not any(h.first <= i <= h.last for h in helpers)]
+                        self.assertEqual(*(bare("\n".join(unmarked(x))).split() for x in (lines, whole)))
+
+    def test_every_hole_has_hints(self) -> None:
+        for stage in STAGES:
+            pages = [p.read_text(encoding="utf-8") for p in (stage / "README.md", stage / "exercises.md") if p.exists()]
+            named = set()
+            for names in re.findall(r"<summary><b>(\d\d\.\w+(?:(?:, | to )\d\d\.\w+)*)</b>", "\n".join(pages)):
+                for part in names.split(", "):
+                    first, _, last = part.partition(" to ")
+                    number = first[3:].isdigit()
+                    low, high = (int(n[3:]) if number else ord(n[3:]) for n in (first, last or first))
+                    named |= {f"{stage.name[:2]}.{n if number else chr(n)}" for n in range(low, high + 1)}
+            self.assertEqual(named, {h.name for lesson in marked_lessons(stage) for h in lesson.holes(2)}, stage.name)
 
 
 if __name__ == "__main__":
