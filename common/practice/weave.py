@@ -62,7 +62,7 @@ def bit(hole: str) -> int:
     return int(number) - 1 if number.isdigit() else 30 + ord(number) - ord("a")
 
 
-def woven_hole(copy: Lesson, mine: Region, lesson: Lesson, ours: Region, after: str) -> list[str]:
+def woven_hole(copy: Lesson, mine: Region, lesson: Lesson, ours: Region, after: str, uses: list[str]) -> list[str]:
     step = f"::fa::practice::step({bit(mine.name)})"
     indent = re.match(r"\s*", copy.lines[mine.first])[0]    # type: ignore[index]
     own, told = copy.code(mine), lesson.code(ours)
@@ -74,17 +74,37 @@ def woven_hole(copy: Lesson, mine: Region, lesson: Lesson, ours: Region, after: 
         if "constexpr" not in ours.head:
             value = f"{step} ? ({value}) : ({its})"
         return [f"{indent}{ours.head} = {value};", *note]
-    return [f"{indent}if ({step}) {{", f'#line {mine.first + 2} "{copy.label}"', *own, f"{indent}}} else {{",
+    return [f"{indent}if ({step}) {{", f'#line {mine.first + 2} "{copy.label}"', *own, f"{indent}}} else {{", *uses,
             f'#line {ours.first + 2} "{lesson.label}"', *unmarked(told), f"{indent}}}", *note]
 
 
+HELPER = re.compile(r"\b(\w+)\([^;{}]*\)\s*\{")
+
+
+def helpers(lesson: Lesson) -> list[tuple[str, list[str], list[str]]]:
+    """What is gone at level 3 beside the holes: the line of code that it stood before, the code, its functions."""
+    found = []
+    for blank in lesson.regions:
+        if blank.kind == "blank" and not blank.level:
+            rest = [line for line in unmarked(lesson.lines[blank.last + 1:]) if line.strip()]
+            code = [f'#line {blank.first + 2} "{lesson.label}"', *unmarked(lesson.code(blank))]
+            found.append((rest[0], code, HELPER.findall(re.sub(r"\{[^{}]*\}", "{", "\n".join(lesson.code(blank))))))
+    return found
+
+
 def woven(copy: Lesson, lesson: Lesson, after: dict[str, str]) -> str:
-    ours = {r.name: r for r in lesson.regions}
+    ours = {r.name: r for r in lesson.holes(copy.level)}
     out = ['#include "common/practice/steps.hpp"', f'#line 1 "{copy.label}"']
+    gone = helpers(lesson) if copy.level == 3 else []
+    inserted = {copy.lines.index(before): code for before, code, _ in gone if before in copy.lines}
+    uses = [f"using fa_lesson::{name};" for _, _, names in gone for name in names]
     copied = 0
     for mine in copy.regions:
-        out += copy.lines[copied:mine.first]
-        out += woven_hole(copy, mine, lesson, ours[mine.name], after.get(mine.name, ""))
+        for at in range(copied, mine.first):
+            if at in inserted:
+                out += ["namespace fa_lesson {", *inserted[at], "}", f'#line {at + 1} "{copy.label}"']
+            out.append(copy.lines[at])
+        out += woven_hole(copy, mine, lesson, ours[mine.name], after.get(mine.name, ""), uses)
         out.append(f'#line {mine.last + 2} "{copy.label}"')
         copied = mine.last + 1
     return "\n".join(out + copy.lines[copied:])
