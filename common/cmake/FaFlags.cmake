@@ -13,8 +13,9 @@ set(FA_COMPILED_FAST $<$<COMPILE_LANGUAGE:CXX>:-O1>)
 
 # No -ffast-math, ever: it deletes the handling of NaN and infinity that half the course is about.
 set(FA_FLAGS -fno-math-errno)
+include(CheckCXXCompilerFlag)
+check_cxx_compiler_flag(-ftrivial-auto-var-init=pattern FA_HAVE_VAR_INIT)
 if(FA_ARCH STREQUAL "native")
-  include(CheckCXXCompilerFlag)
   check_cxx_compiler_flag(-march=native FA_HAVE_MARCH_NATIVE)
   check_cxx_compiler_flag(-mcpu=native FA_HAVE_MCPU_NATIVE)
   if(FA_HAVE_MARCH_NATIVE)

@@ -14,8 +14,8 @@
 #   stage01_all     builds all of these
 #   mutants         registered as stage01.mutant.*: each must be caught by the test that it names
 #   skeletons       registered as stage01.skeleton.*, of all levels: as it is, none may pass the tests
-#   exercise01_tests, hunt01_tests   the same tests on the reader's own files, if there are any; not
-#                   among the others: `ctest -C Learn -R exercise01`
+#   exercise01_tests, hunt01_tests   the same tests on the reader's own files, if there are any; built
+#                   on demand and run by common/practice, not among the others
 # and for a CUDA stage, 04, stage04_on_cpu[_tests] and stage04_on_gpu[_tests], registered as
 # stage04.on_cpu.* and stage04.on_gpu.*; its mutants run on the CPU.
 
@@ -164,18 +164,6 @@ function(fa_discover target prefix label timeout)
     PROPERTIES LABELS ${label} TIMEOUT ${timeout})
 endfunction()
 
-# The same, seen by `ctest -C Learn` alone: the reader's own code is built and tested on demand.
-function(fa_discover_own target prefix label)
-  fa_discover(${target} ${prefix} ${label} 30 ${ARGN})
-  set_target_properties(${target} PROPERTIES EXCLUDE_FROM_ALL TRUE)
-  get_property(includes DIRECTORY PROPERTY TEST_INCLUDE_FILES)
-  list(POP_BACK includes file)
-  set(only_learn ${CMAKE_CURRENT_BINARY_DIR}/${target}_only_learn.cmake)
-  file(CONFIGURE OUTPUT ${only_learn} @ONLY
-    CONTENT "if(CTEST_CONFIGURATION_TYPE STREQUAL Learn)\n  include([==[@file@]==])\nendif()\n")
-  set_property(DIRECTORY PROPERTY TEST_INCLUDE_FILES "${includes}" ${only_learn})
-endfunction()
-
 function(fa_stage_benchmark stage library)
   if(NOT FA_BENCHMARKS)
     return()
@@ -310,30 +298,55 @@ function(fa_judge_skeleton stage target test)
   set_tests_properties(${test} PROPERTIES LABELS "${stage};mutant" SKIP_RETURN_CODE 77)
 endfunction()
 
-# The tests on the reader's own files, and on the one with a planted mistake.
+# The tests on the reader's own files, and on the one with a planted mistake. Of the reader's, each
+# is woven with its lesson, so that practice.py can judge every hole alone; exerciseNN_plain_tests
+# is for code that cannot be woven.
 function(fa_stage_practice id library variant suffix)
   if(NOT TARGET ${library}_check)
     return()
   endif()
   foreach(kind mine hunt)
-    set(exercise exercise${id})
-    if(kind STREQUAL "hunt")
-      set(exercise hunt${id})
+    fa_held(files ${dir}/${kind} ${S_LESSON} ${S_SOURCES})
+    if(NOT files)
+      continue()
     endif()
-    fa_held(mine ${dir}/${kind} ${S_LESSON} ${S_SOURCES})
-    if(mine)
-      list(TRANSFORM mine PREPEND ${dir}/${kind}/ OUTPUT_VARIABLE paths)
-      fa_stage_tests(${exercise}${suffix}_tests ${library} "${variant}" "${mine}" "${paths}")
-      if(suffix)
-        add_dependencies(${exercise}_tests ${exercise}${suffix}_tests)
-      endif()
-      set(prefix ${exercise})
-      if(variant)
-        set(prefix ${exercise}.${variant})
-      endif()
-      fa_discover_own(${exercise}${suffix}_tests ${prefix} ${exercise})
+    list(TRANSFORM files PREPEND ${dir}/${kind}/ OUTPUT_VARIABLE paths)
+    if(kind STREQUAL "hunt" OR suffix)
+      string(REPLACE mine exercise name ${kind})
+      fa_stage_tests(${name}${id}${suffix}_tests ${library} "${variant}" "${files}" "${paths}")
+    else()
+      fa_stage_tests(exercise${id}_plain_tests ${library} "${variant}" "${files}" "${paths}")
+      fa_woven(woven "${files}")
+      set(FA_UNDER_TEST_INSTEAD "${paths}")
+      fa_stage_tests(exercise${id}_tests ${library} "${variant}" "${files}" "${woven}")
     endif()
   endforeach()
+endfunction()
+
+# The files of mine/, each woven with its lesson. What has Eigen's products for two types becomes two
+# files, since they are most of what a reader waits for.
+function(fa_woven result files)
+  set(woven)
+  foreach(file IN LISTS files)
+    file(STRINGS ${dir}/${file} doubles REGEX "MatrixMap<const double>")
+    set(parts whole)
+    if(doubles)
+      set(parts float double)
+    endif()
+    foreach(part IN LISTS parts)
+      set(out ${CMAKE_CURRENT_BINARY_DIR}/woven/${part}/${file})
+      set(type)
+      if(doubles)
+        set(type --type ${part})
+      endif()
+      set(tools ${PROJECT_SOURCE_DIR}/common/practice)
+      add_custom_command(OUTPUT ${out}
+        COMMAND ${Python3_EXECUTABLE} ${tools}/weave.py ${dir} mine/${file} -o ${out} ${type}
+        DEPENDS mine/${file} ${file} check/practice.txt ${tools}/weave.py ${tools}/marks.py VERBATIM)
+      list(APPEND woven ${out})
+    endforeach()
+  endforeach()
+  set(${result} "${woven}" PARENT_SCOPE)
 endfunction()
 
 # The stage's tests, linked with `replacements` in place of the files `replaced`.
@@ -345,7 +358,11 @@ function(fa_stage_tests target library variant replaced replacements)
       list(APPEND objects $<TARGET_OBJECTS:${library}_${stem}>)
     endif()
   endforeach()
-  fa_under_test(banner ${target} "${replacements}")
+  set(named ${replacements})
+  if(FA_UNDER_TEST_INSTEAD)
+    set(named ${FA_UNDER_TEST_INSTEAD})
+  endif()
+  fa_under_test(banner ${target} "${named}")
   if(replacements)
     fa_stage_object(${target}_object "${variant}" ${replacements})
     target_compile_options(${target}_object PRIVATE ${FA_COMPILED_FAST})
@@ -353,6 +370,7 @@ function(fa_stage_tests target library variant replaced replacements)
     set_target_properties(${target}_object PROPERTIES EXCLUDE_FROM_ALL TRUE)
     if(target MATCHES "^exercise")
       set_target_properties(${target}_object PROPERTIES FA_READERS TRUE)
+      target_link_libraries(${target}_object PRIVATE fa_readers)
     else()  # deliberate defects may leave a variable unused, which would end a hunt before it begins
       target_compile_options(${target}_object PRIVATE -w)
     endif()
@@ -371,6 +389,10 @@ function(fa_stage_tests target library variant replaced replacements)
   endif()
   add_executable(${target} ${banner} ${objects})
   target_link_libraries(${target} PRIVATE fa_suite ${S_PREVIOUS})
+  if(target MATCHES "^(exercise|hunt)")
+    target_link_libraries(${target} PRIVATE fa_practice)
+    set_target_properties(${target} PROPERTIES EXCLUDE_FROM_ALL TRUE)
+  endif()
   if(variant STREQUAL "on_cpu")
     target_link_libraries(${target} PRIVATE fa_emulator)
   elseif(variant STREQUAL "on_gpu")

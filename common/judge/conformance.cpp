@@ -46,7 +46,15 @@ class FamilyTest : public testing::Test {
 
 }  // namespace
 
+// In a function, since stages are registered before main() begins.
+static std::vector<StageUnderTest>& all_registered() {
+  static std::vector<StageUnderTest> all;
+  return all;
+}
+const std::vector<StageUnderTest>& registered() { return all_registered(); }
+
 bool register_conformance(const StageUnderTest& stage) {
+  all_registered().push_back(stage);
   auto families = forward_families();
   for (Family& f : backward_families()) families.push_back(f);
   for (const Family& family : families) {

@@ -128,6 +128,8 @@ struct StageUnderTest {
   Functions<double> f64;
   Functions<Eigen::half> f16;
   Functions<Eigen::bfloat16> bf16;
+  // The forward as the chapter works it by hand, if that is not f32's: tiles of two, for instance.
+  std::function<void(const ForwardCall<float>&)> by_hand = nullptr;
   // Effort by which lists of sizes are cut: an emulated GPU affords little, a real one much.
   enum class Effort { small, normal, large } effort = Effort::normal;
   // Why this stage cannot run here (no GPU, too old ...); empty if it can. A reason skips its
@@ -138,5 +140,7 @@ struct StageUnderTest {
 // Registers one test per family of properties. Call it from a static initialiser:
 //   static const bool registered = register_conformance({...});
 bool register_conformance(const StageUnderTest& stage);
+// Those registered so far.
+const std::vector<StageUnderTest>& registered();
 
 }  // namespace fa::judge

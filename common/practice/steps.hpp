@@ -1,0 +1,37 @@
+// What a woven exercise calls (see weave.py): which holes the reader's code fills, and a record of
+// what is computed on the way.
+#pragma once
+#include <cstdint>
+#include <type_traits>
+
+namespace fa::practice {
+
+extern const unsigned long long readers;  // bit k: hole k is the reader's; FA_STEPS, else all
+extern bool recording;
+
+// Does the reader's code fill this hole, or the lesson's?
+inline bool step(int hole) { return readers >> hole & 1; }
+
+void record(const char* name, double x);
+
+// Notes what a step has computed: a number, n numbers, or a matrix, row by row.
+template <class T>
+  requires std::is_arithmetic_v<T>
+void see(const char* name, T x) {
+  if (recording) record(name, double(x));
+}
+template <class T>
+void see(const char* name, const T* x, std::int64_t n) {
+  for (std::int64_t e = 0; recording && e < n; ++e) record(name, double(x[e]));
+}
+template <class M>
+requires requires(const M& x) { x(0, 0), x.rows(), x.cols(); }
+void see(const char* name, const M& x) {
+  for (std::int64_t i = 0; recording && i < x.rows(); ++i)
+    for (std::int64_t j = 0; j < x.cols(); ++j) record(name, double(x(i, j)));
+}
+
+// What Eigen asserts, in words, as an exception: the tests then name the case and go on.
+[[noreturn]] void eigen_complains(const char* assertion);
+
+}  // namespace fa::practice

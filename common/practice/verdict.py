@@ -1,0 +1,285 @@
+"""What is right and what is not in a reader's version of a lesson, on one screen.
+
+First the chapter's problem: every quantity that the steps compute, yours beside the chapter's, up to the first that
+differs, with its equation. Then each hole alone, the others filled by the lesson (see weave.py), on a few trials with
+a trait each. Then the stage's tests, the pattern of what fails first.
+"""
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from marks import Lesson, Region
+from suite import Suite, Test, cores, numbers, pattern, run_suite
+from weave import Notes, bit
+
+LIMIT = 10.0        # seconds for the trials of one hole
+COLUMNS = 4         # numbers in a line of the table
+QUANTITIES = 5      # lines of the table
+# A step that is not written must not pass by chance, and fail the same way each time.
+ENVIRONMENT = {"MALLOC_PERTURB_": "165", "GTEST_COLOR": "no"}
+# Trials whose wrong elements tell most of where they lie, the best first.
+TELLING = ("several tiles", "rising scores", "causal, bottom right", "several heads", "a few keys")
+
+
+@dataclass(frozen=True)
+class Copy:
+    """A reader's file, and the lesson that it stands for."""
+    lesson: Lesson
+    text: Lesson
+    told: list[str]     # what is wrong with its marks
+
+    @property
+    def name(self) -> str:
+        return self.lesson.label.partition("/")[2]
+
+    def empty(self) -> list[str]:
+        return [h.name for h in self.text.regions if not self.text.written(h)]
+
+
+@dataclass
+class Trials:
+    """What a choice of holes makes of the trials."""
+    right: list[str] = field(default_factory=list)
+    wrong: dict[str, str] = field(default_factory=dict)     # by trait: what the comparison says
+    ended: str = ""     # how, if not by itself
+
+    @property
+    def ok(self) -> bool:
+        return bool(self.right) and not self.wrong and not self.ended
+
+
+Trace = dict[str, dict[str, list[float]]]      # by stage and name, in their order
+
+
+@dataclass(frozen=True)
+class Program:
+    """The tests of a stage with the reader's files in them."""
+    exe: Path
+    stages: list[str]       # of the conformance suite, that these files decide
+    filter: str             # of all tests that do
+
+    def run(self, test: str, steps: int | None, **env: str) -> tuple[int, str]:
+        env = {**os.environ, **ENVIRONMENT, "FA_SUITES": ",".join(self.stages), **env}
+        if steps is not None:
+            env["FA_STEPS"] = f"{steps:x}"
+        try:
+            done = subprocess.run([str(self.exe), f"--gtest_filter={test}", "--gtest_brief=1"], env=env, text=True, errors="replace",
+                                  stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=LIMIT, check=False)
+        except subprocess.TimeoutExpired as late:
+            out = late.stdout or b""
+            return 124, out.decode(errors="replace") if isinstance(out, bytes) else out
+        return done.returncode, done.stdout
+
+    def trials(self, steps: int | None, **env: str) -> Trials:
+        code, output = self.run("Practice.Trials", steps, **env)
+        found, at = Trials(), ""
+        for line in output.split("\n"):
+            kind, *fields = line.split("\t")
+            if kind == "begins":
+                at = fields[0]
+            elif kind == "trial" and len(fields) == 2:
+                if fields[1]:
+                    found.wrong.setdefault(fields[0], fields[1].replace("\\n", "\n"))
+                else:
+                    found.right.append(fields[0])
+                at = ""
+        if at or code not in (0, 1):
+            cause = re.search(r"^ended by (.+) at$", output, re.M)
+            found.ended = f"{'does not end' if code == 124 else 'crashes'} at the trial: {at or 'the first one'}" + \
+                (f"; {cause[1]}" if cause and code != 124 else "")
+        found.right = [name for name in dict.fromkeys(found.right) if name not in found.wrong]
+        return found
+
+    def judged_by(self, test: str, steps: int) -> Trials:
+        """A hole that no trial reaches, by tests of its own."""
+        code, output = self.run(test, steps)
+        if code == 0:
+            return Trials([test])
+        words = re.search(r"(?:Failure|error:)\n(.+(?:\n.+){0,2})", output)
+        said = " ".join(words[1].split()) if words else output.strip().split("\n")[-1]
+        return Trials([], {test: said}) if code == 1 else Trials(ended=f"crashes in {test}")
+
+    def trace(self, steps: int | None, outside: bool) -> Trace:
+        found: Trace = {}
+        for line in self.run("Practice.Trace", steps, **({"FA_OUTSIDE": "1"} if outside else {}))[1].split("\n"):
+            kind, *fields = line.split("\t")
+            if kind == "stage":
+                found[fields[0]] = {}
+            elif kind == "see" and found and len(fields) == 2:
+                found[list(found)[-1]].setdefault(fields[0], []).append(float(fields[1]))
+        return found
+
+    def suite(self) -> Suite:
+        return run_suite(self.exe, self.filter, env=dict(ENVIRONMENT))
+
+
+def program(exe: Path, mine: list[Copy], notes: Notes) -> Program:
+    words = list(dict.fromkeys(w for copy in mine for w in notes.judges.get(copy.name, [])))
+    left_out = [w[1:] for w in words if w.startswith("-")] if len(mine) == 1 else []
+    words = [w for w in words if not w.startswith("-")]
+    stages = [w for w in words if "." not in w]
+    wanted = [f"{s}.*" for s in stages] + [w for w in words if "." in w]
+    return Program(exe, stages, ":".join(wanted) + "-" + ":".join(["Practice.*", *left_out]))
+
+
+# ---- saying it ---------------------------------------------------------------------------------
+
+def close(x: float, y: float) -> bool:
+    return x == y or abs(x - y) <= 1e-4 * max(1.0, abs(y)) or (x != x and y != y)
+
+
+def number(x: float) -> str:
+    return "nan" if x != x else f"{x:.4g}" if abs(x) < 1e5 else f"{x:.2g}"
+
+
+def equations(of: tuple[int, ...]) -> str:
+    return ", ".join(f"({n})" for n in of)
+
+
+def differs(got: list[float], want: list[float]) -> int | None:
+    """The first place."""
+    for i in range(max(len(got), len(want))):
+        if i >= len(got) or i >= len(want) or not close(got[i], want[i]):
+            return i
+    return None
+
+
+def table(yours: dict[str, list[float]], theirs: dict[str, list[float]], origin: dict[str, str]) -> list[str]:
+    """A line for each quantity up to the first that differs; nothing if none does."""
+    lines = []
+    wrong = {name for name, want in theirs.items() if differs(yours.get(name, []), want) is not None}
+    for name, want in theirs.items():
+        got = yours.get(name, [])
+        at = differs(got, want)
+        first = (at or 0) // COLUMNS * COLUMNS
+        ours, its = (" ".join(map(number, x[first:first + COLUMNS])) or "nothing" for x in (got, want))
+        from_ = origin.get(name, "")
+        if {"dK", "dQ"} <= wrong:
+            from_ = origin.get("dK and dQ", from_) if name in ("dK", "dQ") else from_
+        if at is None:
+            lines.append(f"  {name:<12} {from_:<10} {ours:<32} the same")
+            continue
+        place = f"   numbers {first + 1} to {min(first + COLUMNS, len(want))} of {len(want)}" if len(want) > COLUMNS else ""
+        head = f"  {'tiny problem':<12} {'equation':<10} {'yours':<32} the chapter's"
+        return [head, *lines[1 - QUANTITIES:], f"  {name:<12} {from_:<10} {ours:<32} {its}  <-{place}"]
+    return []
+
+
+def some(names: list[str], most: int = 4) -> str:
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
+def of_trials(t: Trials) -> list[str]:
+    """The pattern: which results are wrong where, with what, and with what not."""
+    lines = [t.ended] if t.ended else []
+    if not t.wrong:
+        return lines
+    first = next((name for name in TELLING if name in t.wrong), next(iter(t.wrong)))
+    said = numbers([Test(first, "failed", f"case  {first}\n{t.wrong[first]}")])
+    lines += [said[:150]] * bool(said)
+    every = not t.right
+    return [*lines, f"wrong with {'every trial' if every else some(list(t.wrong))}" + ("" if every else f"; right with {some(t.right)}")]
+
+
+class Verdict:
+    """Of one build: how each hole does, and what to print."""
+
+    def __init__(self, program: Program, mine: list[Copy], notes: Notes, woven: bool) -> None:
+        self.program, self.mine, self.notes = program, mine, notes
+        self.holes = [h for c in mine for h in c.text.regions]
+        self.empty = [name for c in mine for name in c.empty()]
+        self.written = [h for h in self.holes if h.name not in self.empty]
+        self.woven = woven and bool(self.holes)
+        self.wrong: dict[str, list[str]] = {}       # by hole, what is wrong with it
+        self.suite: Suite | None = None
+        self.lines: list[str] = []
+
+    @property
+    def right(self) -> list[str]:
+        return [h.name for h in self.written if h.name not in self.wrong]
+
+    @property
+    def passed(self) -> bool:
+        return self.suite is not None and self.suite.ok
+
+    def judge(self) -> None:
+        with ThreadPoolExecutor(cores()) as pool:
+            outside = any(c.text.level == 3 for c in self.mine)
+            theirs, yours = (pool.submit(self.program.trace, steps, outside) for steps in (0, None))
+            alone = {h.name: pool.submit(self.alone, h) for h in self.written if self.woven}
+            together, none = (pool.submit(self.program.trials, steps) for steps in (None, 0))
+            found = {name: trials.result() for name, trials in alone.items()}
+        self.wrong = {name: of_trials(t) for name, t in found.items() if not t.ok}
+        if self.woven:
+            self.lines += self.chapter(yours.result(), theirs.result(), outside)
+            if not none.result().ok:
+                self.lines.append("wrong outside of the holes, too: compare with the lesson")
+        if together.result().ok:
+            self.suite = self.program.suite()
+            if self.suite.ok:
+                self.wrong = {}     # alone a step may differ, if the others agree with it
+            elif not self.wrong and self.woven:
+                self.blame(self.suite)
+        self.say_steps()
+        self.say_tests(together.result())
+
+    def alone(self, hole: Region) -> Trials:
+        steps = 1 << bit(hole.name)
+        found = self.program.trials(steps)
+        test = self.notes.tests.get(hole.name)
+        return self.program.judged_by(test, steps) if test and found.ok else found
+
+    def blame(self, suite: Suite) -> None:
+        """Of the first tests that fail: the holes that make them fail alone."""
+        jobs = [(h.name, t.name) for t in suite.bad[:4] for h in self.written]
+        with ThreadPoolExecutor(cores()) as pool:
+            for (hole, test), (code, _) in zip(jobs, pool.map(lambda j: self.program.run(j[1], 1 << bit(j[0])), jobs)):
+                if code:
+                    self.wrong.setdefault(hole, []).append(f"alone it fails {test}")
+
+    def chapter(self, yours: Trace, theirs: Trace, outside: bool) -> list[str]:
+        origin = dict(self.notes.means)
+        for hole in self.holes:
+            for name in re.findall(r'see\("([^"]+)"', self.notes.after.get(hole.name, "")):
+                origin[name] = equations(hole.equations)
+        if outside:
+            origin |= self.notes.outside
+        for stage, want in theirs.items():
+            if lines := table(yours.get(stage, {}), want, origin):
+                return lines
+        names = ", ".join(dict.fromkeys(name for seen in theirs.values() for name in seen))
+        return [f"tiny problem: as in the chapter ({names})"]
+
+    def say_steps(self) -> None:
+        if not self.woven:
+            return
+        words = {name: "not written" for name in self.empty} | {name: "not yet" for name in self.wrong}
+        self.lines.append("steps   " + grouped([(h.name, words.get(h.name, "right")) for h in self.holes]))
+        for hole in [h for h in self.holes if h.name in self.wrong][:1]:
+            of = f", equation{'s' * (len(hole.equations) > 1)} {equations(hole.equations)}" if hole.equations else ""
+            self.lines += [f"{hole.name}{of}: {hole.text}", *(f"  {line}" for line in self.wrong[hole.name][:3])]
+
+    def say_tests(self, together: Trials) -> None:
+        if self.suite is None:
+            if not self.wrong and not self.empty or len(self.wrong) > 1 or not self.woven:
+                self.lines += ["all together", *(f"  {line}" for line in of_trials(together)[:3])]
+            return
+        right, wrong = len(self.suite.of("passed")), len(self.suite.bad)
+        self.lines.append(f"tests   {right} right" + (f", {wrong} wrong" if wrong else ""))
+        self.lines += [f"  {line}" for line in pattern(self.suite)][:4]
+
+
+def grouped(verdicts: list[tuple[str, str]]) -> str:
+    """02.1 right · 02.2 not yet; where they are many, those that agree in one."""
+    if len(verdicts) <= 8:
+        return " · ".join(f"{name} {word}" for name, word in verdicts)
+    parts = []
+    for word in ("right", "not yet", "not written"):
+        names = [name for name, said in verdicts if said == word]
+        parts += [f"{word}: {' '.join(names) if word != 'right' or len(names) < 12 else str(len(names)) + ' of them'}"] * bool(names)
+    return " · ".join(parts)
