@@ -248,7 +248,8 @@ def main() -> int:
     for stage in stages(args.stages):
         for mistake in parse(stage / "check" / "mistakes.txt"):
             lesson, hole, at = mistaken(stage, mistake)
-            for level in range(hole.level, 4):
+            inside = any(r.level == 3 and r.first < hole.first < r.last for r in lesson.regions)
+            for level in range(hole.level, 3 + inside):
                 reader(lesson, level, at)
                 if args.level in (None, level) and args.step in (None, hole.name) and (not args.name or mistake.name in args.name):
                     jobs.append((stage, mistake, level))
