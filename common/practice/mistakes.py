@@ -2,7 +2,7 @@
 """Does the first screen of ./learn practice name the step that a learner's mistake is in?
 
     mistakes.py check [NN...]
-    mistakes.py run [NN...] [--level N] [--step NN.k] [--name NAME...] [--jobs N]
+    mistakes.py run [NN...] [--level N] [--step NN.k] [--name NAME...] [--no-races] [--jobs N]
 
 check/mistakes.txt holds paragraphs; a line that begins with # is a comment:
 
@@ -143,7 +143,7 @@ def told_equations(screen: list[str]) -> list[set[int]]:
     """The lists of equations that the screen puts forward: of the table, of the first wrong hole."""
     lists = []
     for line in screen:
-        table = re.match(r"  .{12} (.*?)(?:\s{2}.*)?<-", line)
+        table = re.match(r"  .{15} (.{13}).*<-", line)
         hole = re.match(r"\d\d\.\S+?,? equations? ([^:]*):", line)
         if found := re.findall(r"\((\d+)\)", (table or hole or [""])[0]):
             lists.append({int(n) for n in found})
@@ -242,11 +242,14 @@ def main() -> int:
     parser.add_argument("--level", type=int, choices=(1, 2, 3))
     parser.add_argument("--step", help="only mistakes in this hole")
     parser.add_argument("--name", nargs="+", help="only these mistakes")
+    parser.add_argument("--no-races", action="store_true", help="without those that ThreadSanitizer judges: it builds all anew")
     parser.add_argument("--jobs", type=int, default=1, help="copies that are judged at the same time")
     args = parser.parse_args()
     jobs = []
     for stage in stages(args.stages):
         for mistake in parse(stage / "check" / "mistakes.txt"):
+            if args.no_races and mistake.is_race:
+                continue
             lesson, hole, at = mistaken(stage, mistake)
             inside = any(r.level == 3 and r.first < hole.first < r.last for r in lesson.regions)
             for level in range(hole.level, 3 + inside):

@@ -9,7 +9,7 @@ from marks import load_copy, marked_lessons
 from mistakes import Mistake, mistaken, named, parse, reader, stages, told_equations
 from source import Bad
 
-TABLE = "  l            (3)        1 1.5 2.1                        1 1.2 1.6  <-   numbers 1 to 3 of 12"
+TABLE = "  l               (3)           1 1.5 2.1                        1 1.2 1.6  <-   numbers 1 to 3 of 12"
 
 
 def of(name: str) -> tuple[Path, Mistake]:
