@@ -175,7 +175,7 @@ struct Forwards {
     mask({shape(2, many, 2)}, "sum, many keys", "keys seen");
     random({shape(3, many, 8)}, "O, many keys", "L, many keys");
     if (stage.promises.causal) {
-      Spec spec{shape(37, 45, 2)};
+      Spec spec{shape(40, 75, 2)};
       for (const Causal causal : {Causal::top_left, Causal::bottom_right}) {
         spec.p.causal = causal;
         mask(spec, "sum, causal", "keys, causal");
@@ -292,7 +292,7 @@ struct Backwards {
     random({shape(many, 5, 8)}, {"dV, many rows", "dK, many rows", "dQ, many rows"});
     random({shape(5, many, 8)}, {"dV, many keys", "dK, many keys", "dQ, many keys"});
     if (stage.promises.causal) {
-      Spec spec{shape(37, 45, 8)};
+      Spec spec{shape(40, 75, 8)};
       for (const Causal causal : {Causal::top_left, Causal::bottom_right}) {
         spec.p.causal = causal;
         random(spec, {"dV, causal", "dK, causal", "dQ, causal"});
