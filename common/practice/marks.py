@@ -18,7 +18,7 @@ belongs to says the last comment above it that states any, `// (2) ...`, or the 
 step says. A skeleton, and with it a reader's copy, keeps the marks of its holes.
 
 Holes lie in a blank or a quote region, but not in each other. Whether a skeleton compiles is only
-guessed here (see `declared`): the proof is the build, which compiles every skeleton.
+guessed here (see `declared` in judge/source.py): the proof is the build, which compiles every skeleton.
 """
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ import sys
 import textwrap
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Iterator
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "judge"))
-from source import LEXEME, MARK, Bad, Parser, bare, run, unmarked, write_whole  # noqa: E402
+from source import (LEXEME, MARK, Bad, Parser, bare, declared, rest_of_block, run, top_level, unmarked,  # noqa: E402
+                    value_declaration, write_whole)
 
 LEVELS = (1, 2, 3)
 SUFFIXES = (".cpp", ".cu", ".hpp", ".cuh")
@@ -56,13 +56,7 @@ FORBIDDEN = re.compile(r"^\s*#(?!\s*pragma unroll\b)\s*\w*|\b(?:return|goto)\b")
 BARRIER = re.compile(r"\b__sync(?:threads|warp)\w*|\w*(?i:barrier)\w*|\barrive_and_wait\b|\.sync\(")
 LEAVES = re.compile(r"\b(?:break|continue)\b")
 LOOP = re.compile(r"\b(?:for|while|do|switch)\b")
-DECLARATION = re.compile(r"\s*(?:[A-Za-z_][\w:]*(?:\s*<[^;=]*>(?:::\w+)*)?[\s&*]+){1,5}"
-                         r"(?P<name>[A-Za-z_]\w*)\s*[=;{(\[,]")
-NO_TYPE = re.compile(r"\s*(?:else|throw|delete|goto|case|do|new|asm|co_\w+)\b")
-VALUE = re.compile(r"\s*(?P<head>(?:[A-Za-z_][\w:<>]*[\s&*]+)+?(?P<name>[A-Za-z_]\w*))\s*="
-                   r"(?P<value>[^=;][^;]*);\s*")
 NO_FUNCTION = {"if", "for", "while", "switch", "catch", "__launch_bounds__", "noexcept", "decltype"}
-CLOSING = {"(": ")", "[": "]", "{": "}"}
 
 
 @dataclass(frozen=True)
@@ -134,12 +128,9 @@ class Lesson:
 
     def value(self, hole: Region) -> str | None:
         """The expression that a value hole gives to its name; None if that is not what it does."""
-        m = VALUE.fullmatch(bare("\n".join(self.code(hole)), literals=True))
-        top = top_level(m["value"]) if m else None
+        found = value_declaration("\n".join(self.code(hole)))
         name = hole.head.split()[-1].lstrip("&*") if hole.head else ""
-        if not m or top is None or "," in top or name not in ("", m["name"]):
-            return None
-        return m["value"].strip()
+        return found["value"].strip() if found and name in ("", found["name"]) else None
 
     def bad(self, index: int, why: str) -> Bad:
         return Bad(f"{self.label}:{index + 1}: {why}")
@@ -262,8 +253,8 @@ def load(stage: Path, file: Path) -> Lesson:
 def closed(lesson: Lesson, region: Region, stated: list[Statement]) -> Region:
     """The region with what only its body tells."""
     if region.kind == "value":
-        m = VALUE.fullmatch(bare("\n".join(lesson.code(region))))
-        if not m or lesson.value(region) is None:
+        m = value_declaration("\n".join(lesson.code(region)))
+        if not m:
             raise lesson.bad(region.first, f"{region.name} has a value until then, but is not one "
                                            "declaration `TYPE NAME = EXPR;`; make it one")
         return replace(region, head=m["head"].strip())
@@ -318,46 +309,6 @@ def load_copy(lesson: Lesson, stage: Path, file: Path) -> tuple[Lesson, list[str
         told.append(f"{name}: {', '.join(strange)} is no hole of {file_of} at level {level}; "
                     "its marks are ignored")
     return copy, told
-
-
-def top_level(text: str) -> str | None:
-    """The text with the contents of all brackets blanked; None if they do not balance."""
-    out: list[str] = []
-    due: list[str] = []
-    for c in text:
-        if c in ")]}" and (not due or due.pop() != c):
-            return None
-        out.append(" " if due and c != "\n" else c)
-        if c in CLOSING:
-            due.append(CLOSING[c])
-    return None if due else "".join(out)
-
-
-def declared(body: str, top: str) -> Iterator[tuple[str, int]]:
-    """Names declared outside all brackets, with their offsets. A heuristic: a statement of the
-    form `words name` before one of = ; { ( [ , declares name, and so do `, name` after it and
-    `auto [a, b]`. Macros, declarations behind a label and function pointers escape it."""
-    for statement in re.finditer(r"[^;}]+[;}]?", top):
-        text, at = statement[0], statement.start()
-        binding = re.match(r"[\s\w]*\bauto[\s&]*(\[)", text)
-        if binding:
-            start = at + binding.start(1)
-            yield from ((n, start) for n in re.findall(r"\w+", body[start:].partition("]")[0]))
-        m = DECLARATION.match(text)
-        if m and not NO_TYPE.match(text):
-            yield m["name"], at + m.start("name")
-            for more in re.finditer(r",[\s&*]*(\w+)\s*[=;,{(\[]", text[m.end("name"):]):
-                yield more[1], at + m.end("name") + more.start(1)
-
-
-def rest_of_block(text: str) -> str:
-    """Up to the brace that closes the enclosing block: there a name of the region dies."""
-    depth = 0
-    for i, c in enumerate(text):
-        depth += (c == "{") - (c == "}")
-        if depth < 0:
-            return text[:i]
-    return text
 
 
 def check_holes(lesson: Lesson, step: int, more: int) -> tuple[int, int]:
