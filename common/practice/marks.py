@@ -257,7 +257,9 @@ def spelt_out(stage: Path, label: str, lines: list[str]) -> Lesson:
         alone = not line[:m.start()].strip()
         if alone and line[m.end():]:
             raise Bad(f"{label}:{at + 1}: a label alone, or behind the only line of its hole")
-        ends = next((i for i in range(at, len(lines)) if lines[i].strip() == "// [end]"), at) if alone else at
+        ends = next((i for i in range(at, len(lines)) if lines[i].strip() == "// [end]"), 0) if alone else at
+        if not ends:
+            raise Bad(f"{label}:{at + 1}: {m['name']} is unclosed; add its end mark")
         count = sum(bool(text.strip()) for text in bare("\n".join(lines[at:ends + 1])).split("\n"))
         indent = line[:len(line) - len(line.lstrip())]
         put(f"{indent}// [more {told[m['name']]} ({count} line{'s'[:count > 1]})]", at)

@@ -170,7 +170,7 @@ class Practice(unittest.TestCase):
                  "+ const int k = 1;  // all\nkills: A.b\n")
         self.call(0, "mutants.py", "check", self.stage / "check/mutants.txt", self.stage)
         self.marks(0, "write")
-        for old, new, words in (("++i;\n  // [end]\n  // [end blank]", "++i;\n  // [end blank]", "while 02.b is open"),
+        for old, new, words in (("++i;\n  // [end]\n  // [end blank]", "++i;\n  // [end blank]", "02.b is unclosed"),
                                 ("[02.a] all", "[02.c] all", "does not say what to do in 02.c"),
                                 ("// [02.b]", "// [02.b] alone", "a label alone")):
             self.put("online.cpp", short.replace(old, new))
