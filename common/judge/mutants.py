@@ -29,7 +29,8 @@ import textwrap
 from dataclasses import dataclass
 from pathlib import Path
 
-from source import MARK, Bad, Parser, bare, declared, rest_of_block, run, top_level, value_declaration, write_whole
+from source import (Bad, Parser, bare, declared, is_mark, rest_of_block, run, top_level, unlabelled,
+                    value_declaration, write_whole)
 
 SKIPPED = 77        # the exit code that CMake's SKIP_RETURN_CODE is set to
 
@@ -85,10 +86,10 @@ def locate(mutant: Mutant, folder: Path) -> tuple[list[str], list[int]]:
     if not (folder / mutant.source).is_file():
         raise Bad(f"{mutant.source}: no such file for mutant {mutant.name}; correct its first line")
     lines = (folder / mutant.source).read_text(encoding="utf-8").split("\n")
-    code = [i for i, line in enumerate(lines) if not MARK.search(line)]
+    code = [i for i, line in enumerate(lines) if not is_mark(line)]
     old, n = [line.strip() for line in mutant.old], len(mutant.old)
     found = [at for at in range(len(code) - n + 1)
-             if [lines[i].strip() for i in code[at:at + n]] == old]
+             if [unlabelled(lines[i]).strip() for i in code[at:at + n]] == old]
     if len(found) != 1:
         raise Bad(f"{mutant.source}: the - lines of mutant {mutant.name} match {len(found)} times "
                   "instead of once; copy them from the source again, with more context if need be")

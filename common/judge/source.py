@@ -23,8 +23,23 @@ class Bad(Exception):
     """Something in a file is wrong: what, why, how to fix."""
 
 
+# A hole of level 2, `// [04.e]`: alone before its lines, or behind the only one, with a comment or without.
+LABEL = re.compile(r"//\s*\[(?P<name>\d\d\.[a-z])\]\s*")
+
+
+def is_mark(line: str) -> bool:
+    """Nothing but a mark."""
+    return bool(MARK.search(line) or LABEL.fullmatch(line.strip()))
+
+
+def unlabelled(line: str) -> str:
+    """A line of code without the label behind it."""
+    m = LABEL.search(line)
+    return (line[:m.start()] + (f"// {line[m.end():]}" if line[m.end():] else "")).rstrip() if m else line
+
+
 def unmarked(lines: list[str]) -> list[str]:
-    return [line for line in lines if not MARK.search(line)]
+    return [unlabelled(line) for line in lines if not is_mark(line)]
 
 
 def bare(text: str, literals: bool = False) -> str:

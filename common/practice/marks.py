@@ -3,15 +3,18 @@
 
     // [step 02.1: rescale the old sum to the new maximum (2 lines)]   a hole at levels 1 and 2
     // [end]
-    // [more 02.a: wait until the tile is complete (1 line)]           a hole at level 2 alone
-    // [end]
-    // [more 02.b: the tile's keys; until then 0 (1 line)]             a value hole: its declaration
-    // [end]                                                           stays, with 0 in its place
+    // [02.a]                                                          a hole at level 2 alone; one
+    // [end]                                                           line may bear it: `x = 1;  // [02.a] why`
     // [blank]                                                         gone at level 3, with all in it
     // [end blank]
     // [quote attention]                                               only for quoting
     // [end quote]
 
+What is to be done in a hole of level 2 stands in check/practice.txt, so that the lesson stays readable:
+
+    hole 02.a: wait until the tile is complete
+    hole 02.b (2): the tile's keys; until then 0                       a value hole: its declaration
+                                                                       stays, with 0 in its place
 Steps are numbered 1, 2, 3 through the stage, the others a, b, c. Which numbered equations a hole
 belongs to says the last comment above it that states any, `// (2) ...`, or the hole itself:
 `[step 02.1 (2, 3): ...]`. At level 2 such comments are cut down to their numbers, and so is what a
@@ -31,8 +34,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "judge"))
-from source import (LEXEME, MARK, Bad, Parser, bare, declared, rest_of_block, run, top_level, unmarked,  # noqa: E402
-                    value_declaration, write_whole)
+from source import (LABEL, LEXEME, MARK, Bad, Parser, bare, declared, rest_of_block, run, top_level,  # noqa: E402
+                    unlabelled, unmarked, value_declaration, write_whole)
 
 LEVELS = (1, 2, 3)
 SUFFIXES = (".cpp", ".cu", ".hpp", ".cuh")
@@ -110,6 +113,7 @@ class Lesson:
     lines: list[str]
     regions: list[Region] = field(default_factory=list)
     level: int = 0  # of a copy
+    origin: list[int] = field(default_factory=list)     # of a lesson: each line's number in its file, from 1
 
     def holes(self, level: int) -> list[Region]:
         """What the reader writes at this level, in the order of the file."""
@@ -132,8 +136,12 @@ class Lesson:
         name = hole.head.split()[-1].lstrip("&*") if hole.head else ""
         return found["value"].strip() if found and name in ("", found["name"]) else None
 
+    def place(self, index: int) -> int:
+        """The number of a line in its file."""
+        return self.origin[index] if self.origin else index + 1
+
     def bad(self, index: int, why: str) -> Bad:
-        return Bad(f"{self.label}:{index + 1}: {why}")
+        return Bad(f"{self.label}:{self.place(index)}: {why}")
 
     def quotation(self, region: Region) -> str:
         body = unmarked(self.code(region))
@@ -215,9 +223,46 @@ def enclosing(code: str) -> str:
     return ""
 
 
+def told_holes(stage: Path) -> dict[str, str]:
+    """What check/practice.txt says of holes: by name, `04.e (2): text`."""
+    file = stage / "check" / "practice.txt"
+    text = file.read_text(encoding="utf-8") if file.is_file() else ""
+    return {m[1]: m[0].removeprefix("hole ") for m in re.finditer(r"^hole (\d\d\.[a-z])\b.*", text, re.M)}
+
+
+def spelt_out(stage: Path, label: str, lines: list[str]) -> Lesson:
+    """The lesson with a mark, as a skeleton has it, before each hole that a label names, and an end after it."""
+    told = told_holes(stage)
+    lesson = Lesson(label, [])
+
+    def put(line: str, at: int) -> None:
+        lesson.lines.append(line)
+        lesson.origin.append(at + 1)
+    for at, line in enumerate(lines):
+        m = LABEL.search(line)
+        if not m or MARK.search(line):
+            put(line, at)
+            continue
+        if m["name"] not in told:
+            raise Bad(f"{label}:{at + 1}: check/practice.txt does not say what to do in {m['name']}: hole {m['name']}: ...")
+        alone = not line[:m.start()].strip()
+        if alone and line[m.end():]:
+            raise Bad(f"{label}:{at + 1}: a label alone, or behind the only line of its hole")
+        ends = next((i for i in range(at, len(lines)) if lines[i].strip() == "// [end]"), 0) if alone else at
+        if not ends:
+            raise Bad(f"{label}:{at + 1}: {m['name']} is unclosed; add its end mark")
+        count = sum(bool(text.strip()) for text in bare("\n".join(lines[at:ends + 1])).split("\n"))
+        indent = line[:len(line) - len(line.lstrip())]
+        put(f"{indent}// [more {told[m['name']]} ({count} line{'s'[:count > 1]})]", at)
+        if not alone:
+            put(unlabelled(line), at)
+            put(f"{indent}// [end]", at)
+    return lesson
+
+
 def load(stage: Path, file: Path) -> Lesson:
     label = os.path.join(stage.name, os.path.relpath(file, stage)).replace(os.sep, "/")
-    lesson = Lesson(label, file.read_text(encoding="utf-8").split("\n"))
+    lesson = spelt_out(stage, label, file.read_text(encoding="utf-8").split("\n"))
     stated = statements(lesson.lines)
     opened: list[Region] = []
     for i, line in enumerate(lesson.lines):

@@ -236,7 +236,7 @@ def has_barriers(mine: list[Copy]) -> bool:
 
 def advise(wish: Wish, mine: list[Copy], verdict: Verdict | None) -> None:
     ways = [f"hints: {wish.stage.name}/README.md, 'Your turn'"]
-    if verdict and has_barriers(mine) and not verdict.empty:
+    if verdict and verdict.written and has_barriers(mine):
         ways.insert(0, f"is a barrier missing? {wish.command} --race")
     if verdict and any("crash" in line for line in verdict.lines):
         ways.insert(0, f"{wish.command} --asan names the line")
@@ -295,13 +295,14 @@ def sanitize(wish: Wish, what: str) -> int:
     if found[3]:    # the place stands before it
         report = output[:found.start()].rsplit("\n", 1)[-1] + report
     print(f"{name}: {found[1] or found[2] or found[3]}")
-    places: dict[tuple[str, int], None] = {}
-    for copy in mine:
-        for line in re.findall(rf"{re.escape(copy.text.label)}:(\d+)", report):
-            places.setdefault((copy.text.label, int(line)))
-    for label, line in list(places)[:2]:
-        text = next(c.text.lines for c in mine if c.text.label == label)
-        print(f"  {label}:{line}: {text[line - 1].strip() if line <= len(text) else ''}")
+    # Of each access the innermost line that is the reader's.
+    places = []
+    for access in re.split(r"\n *(?=(?:Previous )?(?:atomic )?(?:read|write) of size)", report, flags=re.I)[-2:]:
+        seen = [(c, int(m[1]), m.start()) for c in mine for m in re.finditer(rf"{re.escape(c.text.label)}:(\d+)", access)]
+        places += sorted(seen, key=lambda place: place[2])[:1]
+    for copy, line, _ in places:
+        text = copy.text.lines
+        print(f"  {copy.text.label}:{line}: {text[line - 1].strip() if line <= len(text) else ''}")
     if not places:
         print("  no line of yours: the caller of your code, or the judge; -v shows the report")
     trial = re.findall(r"^begins\t(.+)$", output[:found.start()], re.M)

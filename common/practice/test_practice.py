@@ -138,6 +138,47 @@ class Practice(unittest.TestCase):
         self.call(2, "marks.py", "check", self.stage.parent)
         self.call(2, "marks.py", "polish", self.stage)
 
+    def test_labels(self) -> None:
+        """A short label in the lesson, its words in check/practice.txt: the same skeletons as with the whole mark."""
+        whole = """void f(int n) {
+  // [blank]
+  int i = 0;
+  // [step 02.1: count (1 line)]
+  ++i;
+  // [end]
+  // [more 02.a (3): how many; until then 0 (1 line)]
+  const int k = n;  // all
+  // [end]
+  // [more 02.b: to the end (2 lines)]
+  while (i < k)
+    ++i;
+  // [end]
+  // [end blank]
+}
+"""
+        short = whole.replace("  // [more 02.a (3): how many; until then 0 (1 line)]\n  const int k = n;  // all\n  // [end]\n",
+                              "  const int k = n;  // [02.a] all\n").replace("[more 02.b: to the end (2 lines)]", "[02.b]")
+        self.put("whole.cpp", whole)
+        self.put("short.cpp", short)
+        said = self.put("check/practice.txt", "hole 02.a (3): how many; until then 0\nhole 02.b: to the end\n")
+        for level in (1, 2, 3):
+            self.assertEqual(self.skeleton("short.cpp", level)[1:], self.skeleton("whole.cpp", level)[1:])
+        self.put("online.cpp", short)
+        (self.stage / "whole.cpp").unlink()
+        (self.stage / "short.cpp").unlink()
+        self.put("check/mutants.txt", "fewer: online.cpp\nsymptom: x\n- const int k = n;  // all\n"
+                 "+ const int k = 1;  // all\nkills: A.b\n")
+        self.call(0, "mutants.py", "check", self.stage / "check/mutants.txt", self.stage)
+        self.marks(0, "write")
+        for old, new, words in (("++i;\n  // [end]\n  // [end blank]", "++i;\n  // [end blank]", "02.b is unclosed"),
+                                ("[02.a] all", "[02.c] all", "does not say what to do in 02.c"),
+                                ("// [02.b]", "// [02.b] alone", "a label alone")):
+            self.put("online.cpp", short.replace(old, new))
+            self.assertIn(words, self.marks(1, "check"), old)
+        self.put("online.cpp", short)
+        said.unlink()
+        self.assertIn("online.cpp:7: check/practice.txt does not say", self.marks(1, "check"))
+
     def test_levels(self) -> None:
         self.put("kinds.cu", KINDS)
         lines = KINDS.split("\n")
