@@ -233,6 +233,11 @@ def removes_barrier(mutant: Mutant) -> bool:
     return count[1] < count[0]
 
 
+def judged(file: Path, race: bool) -> list[Mutant]:
+    """The mutants that a build judges: those without a barrier under ThreadSanitizer, else all but those for it."""
+    return [m for m in parse(file) if (removes_barrier(m) if race else not m.race_only)]
+
+
 def race(exe: Path, test: str, source: Path) -> tuple[int, str]:
     """A program built with ThreadSanitizer must report a race between two lines of the source."""
     done = subprocess.run([str(exe.absolute()), f"--gtest_filter={test}"], stdout=subprocess.PIPE,
@@ -262,6 +267,7 @@ def main() -> int:
     one.add_argument("source_dir", type=Path)
     one.add_argument("-o", "--out", type=Path, required=True)
     woven = commands.add_parser("weave", help="write the source with all its mutants but those alone in it")
+    woven.add_argument("race", nargs="?", choices=["race"], help="only those without a barrier")
     woven.add_argument("file", type=Path)
     woven.add_argument("source")
     woven.add_argument("source_dir", type=Path)
@@ -279,9 +285,7 @@ def main() -> int:
     racing.add_argument("source", type=Path)
     args = parser.parse_args()
     if args.command == "list":
-        for m in parse(args.file):
-            if not removes_barrier(m) if args.race else m.race_only:
-                continue
+        for m in judged(args.file, bool(args.race)):
             print(m.name, m.source, m.kills, "alone" if m.alone else "woven", sep="\t")
         return 0
     if args.command == "check":
@@ -294,7 +298,7 @@ def main() -> int:
         write_whole(args.out, text if mutant.in_double else for_float(text))
         return 0
     if args.command == "weave":
-        mutants = [m for m in parse(args.file) if m.source == args.source and not m.alone]
+        mutants = [m for m in judged(args.file, bool(args.race)) if m.source == args.source and not m.alone]
         if not mutants:
             raise Bad(f"{args.file}: no mutant of {args.source} to weave; `mutants.py list` prints them all")
         text = weave(mutants, args.source_dir)
