@@ -136,8 +136,8 @@ void look_from_outside(const BackwardFunction& backward) {
   for (int i = 0; i < 4; ++i) record("sum of dS_i", double(c.dQ.at(0, 0, i, 1)));
 }
 
-// The chapter's problem: what the steps note on the way, or with FA_OUTSIDE what can be seen without
-// them; then the results.
+// The chapter's problem: what the steps note on the way, or with FA_OUTSIDE what can be seen
+// without them; then the results.
 TEST(Practice, Trace) {
   const TinyProblem tiny;
   const bool outside = std::getenv("FA_OUTSIDE");
