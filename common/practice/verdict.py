@@ -21,7 +21,7 @@ LIMIT = 10.0        # seconds for the trials of one hole
 COLUMNS = 4         # numbers in a line of the table
 QUANTITIES = 5      # lines of the table
 # A step that is not written must not pass by chance, and fail the same way each time.
-ENVIRONMENT = {"MALLOC_PERTURB_": "165", "GTEST_COLOR": "no"}
+ENVIRONMENT = {"MALLOC_PERTURB_": "165", "GLIBC_TUNABLES": "glibc.malloc.tcache_count=0", "GTEST_COLOR": "no"}
 # Trials whose wrong elements tell most of where they lie, the best first.
 TELLING = ("several tiles", "rising scores", "causal, bottom right", "several heads", "a few keys")
 
