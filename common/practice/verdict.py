@@ -6,6 +6,7 @@ a trait each. Then the stage's tests, the pattern of what fails first.
 """
 from __future__ import annotations
 
+import math
 import os
 import re
 import subprocess
@@ -130,7 +131,7 @@ def program(exe: Path, mine: list[Copy], notes: Notes) -> Program:
 # ---- saying it ---------------------------------------------------------------------------------
 
 def close(x: float, y: float) -> bool:
-    return x == y or abs(x - y) <= 1e-4 * max(1.0, abs(y)) or (x != x and y != y)
+    return x == y or abs(x - y) <= 1e-4 * max(1.0, abs(y)) < math.inf or (x != x and y != y)
 
 
 def number(x: float) -> str:
