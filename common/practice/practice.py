@@ -172,11 +172,10 @@ def not_compiled(output: str) -> int:
 
 def fitted(lines: list[str], room: int) -> list[str]:
     """What fits: the first to go are quantities that agree, then details, the last ones first."""
-    spare = [line for line in lines if line.endswith("  the same")]
-    spare += [line for line in reversed(lines) if line.startswith("  ") and line not in spare]
-    for line in spare[:max(0, len(lines) - room)]:
-        lines = [other for other in lines if other is not line]
-    return lines[:room]
+    agree = [i for i, line in enumerate(lines) if line.endswith("  the same")]
+    details = [i for i, line in enumerate(lines) if line.startswith("  ") and i not in agree]
+    gone = set((agree + details[::-1])[:max(0, len(lines) - room)])
+    return [line for i, line in enumerate(lines) if i not in gone][:room]
 
 
 def practise(wish: Wish) -> int:
