@@ -263,7 +263,7 @@ def has_barriers(mine: list[Copy]) -> bool:
 
 def advise(wish: Wish, mine: list[Copy], verdict: Verdict | None) -> None:
     ways = [f"hints: {wish.stage.name}/README.md, 'Your turn'"]
-    if verdict and has_barriers(mine) and not verdict.empty:
+    if verdict and verdict.written and has_barriers(mine):
         ways.insert(0, f"is a barrier missing? {wish.command} --race")
     if verdict and any("crash" in line for line in verdict.lines):
         ways.insert(0, f"{wish.command} --asan names the line")
@@ -332,14 +332,11 @@ def finding(name: str, output: str, mine: list[Copy]) -> list[str]:
     report = output[found.start():].partition("SUMMARY")[0]
     if found[3]:    # the place stands before it
         report = output[:found.start()].rsplit("\n", 1)[-1] + report
-    places = []
-    for stack in report.split("\n\n"):      # of each, the innermost line of the reader's
-        for copy in mine:
-            if at := re.search(rf"{re.escape(copy.text.label)}:(\d+)", stack):
-                line = int(at[1])
-                code = copy.text.lines[line - 1].strip() if line <= len(copy.text.lines) else ""
-                places.append(f"  {copy.text.label}:{line}: {code}")
-                break
+    places = []     # of each access the innermost line that is the reader's
+    for access in [stack for stack in report.split("\n\n") if re.search("(?:read|write) of size", stack, re.I)] or [report]:
+        seen = [(m.start(), c.text, int(m[1])) for c in mine for m in re.finditer(rf"{re.escape(c.text.label)}:(\d+)", access)]
+        for _, text, line in sorted(seen, key=lambda place: place[0])[:1]:
+            places.append(f"  {text.label}:{line}: {text.lines[line - 1].strip() if line <= len(text.lines) else ''}")
     trials = re.findall(r"^begins\t(.+)$", output[:found.start()], re.M)
     return [f"{name}: {found[1] or found[2] or found[3]}",
             *(list(dict.fromkeys(places))[:2] or ["  no line of yours: the caller of your code, or the judge; -v shows the report"]),

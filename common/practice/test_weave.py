@@ -24,22 +24,25 @@ int sum(const int* x, int n) {
   int all = 0;
   // [blank]
   // (1) how many are taken
-  // [more 02.a: how many are taken; until then 0 (1 line)]
-  const int end = n < 3 ? n : 3;
-  // [end]
+  const int end = n < 3 ? n : 3;  // [02.a]
   for (int i = 0; i < end; ++i) {
     // (2) sum of 2 x_i
     // [step 02.1: add twice the number (1 line)]
     all += twice(x[i]);
     // [end]
   }
-  // [more 02.b (2): and one (1 line)]
+  // [02.b]
   all += 1;
   // [end]
   // [end blank]
   return all;
 }
 }  // namespace toy
+"""
+NOTES = """\
+toy.cpp: toy
+hole 02.a: how many are taken; until then 0
+hole 02.b (2): and one
 """
 MAIN = """\
 #include <cstdio>
@@ -64,6 +67,8 @@ class Weaving(unittest.TestCase):
         self.addCleanup(folder.cleanup)
         self.stage = Path(folder.name) / "02_toy"
         (self.stage / "mine").mkdir(parents=True)
+        (self.stage / "check").mkdir()
+        (self.stage / "check" / "practice.txt").write_text(NOTES)
         (self.stage / "toy.cpp").write_text(LESSON)
         self.lesson = load(self.stage, self.stage / "toy.cpp")
 
