@@ -116,6 +116,11 @@ def run(main: Callable[[], int]) -> NoReturn:
     """Errors are one line on stderr: 1 for what a file holds, 2 for a call that cannot work."""
     try:
         sys.exit(main())
+    except KeyboardInterrupt:
+        message, code = "stopped", 130
+    except BrokenPipeError:     # nobody reads on, as in `... | head`; nor what is still to be flushed
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
     except Bad as error:
         message, code = str(error), 1
     except UnicodeDecodeError as error:
