@@ -11,7 +11,7 @@ void attention_backward(const MatrixMap<const T>& Q, const MatrixMap<const T>& K
   // [blank]
   // (1), (2) once more; S becomes P in place
   Matrix<T> P = scale * Q * K.transpose();
-  // [more 00.a (2): from scores to weights, in place (2 lines)]
+  // [00.a]
   P = P.array().exp();
   P.array().colwise() /= P.rowwise().sum().array();
   // [end]
@@ -27,7 +27,7 @@ void attention_backward(const MatrixMap<const T>& Q, const MatrixMap<const T>& K
 
   // (5) from P = softmax(S), row by row
   if (form == SoftmaxGradient::jacobian) {
-    // [more 00.b (5): each row of dS by the Jacobian of softmax, [Nk, Nk] for every row (6 lines)]
+    // [00.b]
     // dS_i = J dP_i with J = diag(P_i) - P_i P_i^T
     for (Eigen::Index i = 0; i < P.rows(); ++i) {
       const Vector<T> P_i = P.row(i);

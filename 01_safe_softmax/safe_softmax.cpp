@@ -20,9 +20,7 @@ void attention(const MatrixMap<const T>& Q, const MatrixMap<const T>& K,
 
   // [quote softmax]
   for (Eigen::Index i = 0; i < S.rows(); ++i) {
-    // [more 01.a (2): how many keys this row sees; until then length (1 line)]
-    Eigen::Index n = mask.visible_keys(i);  // this row sees keys [0, n)
-    // [end]
+    Eigen::Index n = mask.visible_keys(i);  // [01.a] this row sees keys [0, n)
     T m = -infinity, l = 0;
 
     // (2) m_i = max_j S_ij over the visible keys; a row that sees nothing keeps -infinity
@@ -30,7 +28,7 @@ void attention(const MatrixMap<const T>& Q, const MatrixMap<const T>& K,
     if (n > 0) m = S.row(i).head(n).maxCoeff();
     // [end]
 
-    // [more 01.b (3): what if all visible scores are -infinity, and what if one is NaN (1 line)]
+    // [01.b]
     // Scores that are all -infinity leave no weight to give: go on as if the row saw nothing, with
     // P_i = 0 and L_i = -infinity. (3) would subtract -infinity from -infinity, which is NaN; and
     // that is right only if a NaN is there, which a maximum may pass over.

@@ -29,10 +29,8 @@ void attention_lanes(const Rows<const float>& Q, const Rows<const float>& K,
     // bits: entry.cpp refuses more keys than they can count.
     IntVec n{};
     for (int r = 0; r < W && i0 + r < Q.rows; ++r) {
-      // [more 02.d (4): how many keys lane r sees (1 line)]
-      n[r] = int(mask.visible_keys(i0 + r));
-      // [end]
-      // [more 02.e (4): q of lane r, with all factors that the scores need for exp2 (1 line)]
+      n[r] = int(mask.visible_keys(i0 + r));  // [02.d]
+      // [02.e]
       // exp(s) = 2^(s log2 e): the factor goes into q, so that each weight costs one exp2
       for (std::int64_t x = 0; x < d; ++x) q[x][r] = scale * log2_e * Q[i0 + r][x];
       // [end]
@@ -40,7 +38,7 @@ void attention_lanes(const Rows<const float>& Q, const Rows<const float>& K,
     for (std::int64_t x = 0; x < d; ++x) o[x] = Vec{};
     Vec m = simd::broadcast(-infinity), l{};
 
-    // [more 02.f (4): which row of this vector sees most keys; until then i0 (1 line)]
+    // [02.f]
     // visible_keys never decreases, so the last row sees most
     const std::int64_t last = std::min(i0 + W, Q.rows) - 1;
     // [end]
@@ -55,15 +53,11 @@ void attention_lanes(const Rows<const float>& Q, const Rows<const float>& K,
       for (; x < d; ++x) s[0] += q[x] * K[j][x];
       // [end]
       Vec score = (s[0] + s[1]) + (s[2] + s[3]);
-      // [more 02.g: hide key j from the lanes that do not see it (1 line)]
-      score = int(j) < n ? score : simd::broadcast(-infinity);
-      // [end]
+      score = int(j) < n ? score : simd::broadcast(-infinity);  // [02.g]
 
       // (1) to (3), (5), with a finite stand-in for m as long as a lane has seen no weight
       const Vec m_new = simd::max(score, m);
-      // [more 02.h: a point of reference, finite in every lane; until then m_new (1 line)]
-      const Vec shift = m_new == -infinity ? Vec{} : m_new;
-      // [end]
+      const Vec shift = m_new == -infinity ? Vec{} : m_new;  // [02.h]
       // [step 02.7 (2, 3, 5): factor and weight of every lane; with them l and o (3 lines)]
       const Vec rescale = simd::exp2(m - shift), p = simd::exp2(score - shift);
       l = l * rescale + p;

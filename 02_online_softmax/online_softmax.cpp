@@ -19,9 +19,7 @@ T Running<T>::add(T x, T& p) {
 
   // [quote step]
   // (1) m_new = max(m, x)
-  // [more 02.a: the largest number so far; until then m (1 line)]
-  const T m_new = std::max(m, x);
-  // [end]
+  const T m_new = std::max(m, x);  // [02.a]
   // (2) everything so far was measured from m: exp(x_j - m) exp(m - m_new) = exp(x_j - m_new)
   // [step 02.1: factor from the old maximum to the new one, and the new number's weight (2 lines)]
   rescale = std::exp(m - m_new);
@@ -44,7 +42,7 @@ void softmax(const T* x, std::int64_t n, T* p) {
   T weight;
   // Invariant: after j numbers, r.l = sum of exp(x_i - r.m) over i < j.
   for (std::int64_t j = 0; j < n; ++j) r.add(x[j], weight);
-  // [more 02.b (2): the second pass: each weight, divided by the sum, if there is any (2 lines)]
+  // [02.b]
   const T m = r.l == 0 ? T(0) : r.m;  // nothing but -infinity: no weight at all
   for (std::int64_t j = 0; j < n; ++j) p[j] = r.l == 0 ? T(0) : std::exp(x[j] - m) / r.l;
   // [end]
@@ -65,9 +63,7 @@ void attention(const Rows<const T>& Q, const Rows<const T>& K, const Rows<const 
     for (std::int64_t j = 0; j < mask.visible_keys(i); ++j) {
       // (4) s = scale q_i . k_j
       T s = 0, p = 0;
-      // [more 02.c: the dot product of query and key (1 line)]
-      for (std::int64_t x = 0; x < d; ++x) s += Q[i][x] * K[j][x];
-      // [end]
+      for (std::int64_t x = 0; x < d; ++x) s += Q[i][x] * K[j][x];  // [02.c]
       // (5) o_new = o exp(m - m_new) + exp(s - m_new) v_j: the same step as for l
       const T rescale = r.add(scale * s, p);
       // [step 02.3: rescale the output so far and add the new value with its weight (1 line)]

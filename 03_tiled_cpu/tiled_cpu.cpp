@@ -15,9 +15,7 @@ void attention_tile(const Rows<const T>& Q, const Rows<const T>& K, const Rows<c
   // [blank]
   constexpr T infinity = std::numeric_limits<T>::infinity();
   const std::int64_t d = Q.cols;
-  // [more 03.a (1): how many queries this tile has, at the end fewer; until then 0 (1 line)]
-  const std::int64_t rows = std::min(Br, Q.rows - i0);
-  // [end]
+  const std::int64_t rows = std::min(Br, Q.rows - i0);  // [03.a]
   // [Br, Bc]: scores of this pair of tiles, then their weights. Here one row would do, for each is
   // used up before the next begins; the warps of stage 04 work on all rows at the same time.
   T* S = scratch;
@@ -32,17 +30,15 @@ void attention_tile(const Rows<const T>& Q, const Rows<const T>& K, const Rows<c
   std::fill_n(l, rows, T(0));
   for (std::int64_t r = 0; r < rows; ++r) std::fill_n(O[i0 + r], d, T(0));
 
-  // [more 03.b (2): the keys that any row of this tile sees; until then 0 (1 line)]
+  // [03.b]
   // The last row of the tile sees most: tiles of keys beyond that are skipped, not masked.
   const std::int64_t end = mask.visible_keys(i0 + rows - 1);
   // [end]
   for (std::int64_t j0 = 0; j0 < end; j0 += Bc) {
-    // [more 03.c (2): how many keys this tile has, at the end fewer; until then 0 (1 line)]
-    const std::int64_t cols = std::min(Bc, end - j0);
-    // [end]
+    const std::int64_t cols = std::min(Bc, end - j0);  // [03.c]
 
     // (2) load K_j; V_j is read where it lies
-    // [more 03.d: K_j, transposed (2 lines)]
+    // [03.d]
     for (std::int64_t c = 0; c < cols; ++c)
       for (std::int64_t x = 0; x < d; ++x) Kt[x * Bc + c] = K[j0 + c][x];
     // [end]
@@ -57,25 +53,21 @@ void attention_tile(const Rows<const T>& Q, const Rows<const T>& K, const Rows<c
       // [end]
       for (std::int64_t c = 0; c < cols; ++c) s[c] *= scale;
 
-      // [more 03.e: how many columns of this tile row r sees; until then cols (1 line)]
+      // [03.e]
       // Only a tile on the diagonal has rows that see a part of it; a full tile takes all columns.
       const std::int64_t n = std::clamp<std::int64_t>(mask.visible_keys(i0 + r) - j0, 0, cols);
       // [end]
 
       // (4) m_new = max(m, rowmax S_ij)
       T m_new = m[r];
-      // [more 03.f: the largest visible score of this tile, or m (1 line)]
-      for (std::int64_t c = 0; c < n; ++c) m_new = std::max(m_new, s[c]);
-      // [end]
-      // [more 03.g (5): what is subtracted from scores: never -infinity; until then m_new (1 line)]
+      for (std::int64_t c = 0; c < n; ++c) m_new = std::max(m_new, s[c]);  // [03.f]
+      // [03.g]
       // No weight yet: any finite number will do.
       const T shift = m_new == -infinity ? T(0) : m_new;
       // [end]
 
       // (5) P_ij = exp(S_ij - m_new);  l = exp(m - m_new) l + rowsum P_ij
-      // [more 03.h: the factor for all that was summed up before; until then 1 (1 line)]
-      const T rescale = std::exp(m[r] - shift);
-      // [end]
+      const T rescale = std::exp(m[r] - shift);  // [03.h]
       // [step 03.2: rescale the sum, then add this tile's weights to it (2 lines)]
       l[r] *= rescale;
       for (std::int64_t c = 0; c < n; ++c) l[r] += s[c] = std::exp(s[c] - shift);

@@ -22,12 +22,8 @@ struct Tile {
   static constexpr int Br = warps * 4 * TR;      // 64 queries
   static constexpr int Bc = 8 * TK;              // 64 keys
   static constexpr int columns = (D + 31) / 32;  // groups of four columns of O of a thread
-  // [more 04.n (3): numbers between two rows of Q_i, K_j, V_j; until then 0 (1 line)]
-  static constexpr int pad = 4;
-  // [end]
-  // [more 04.o (5): numbers between two rows of P_ij; until then 0 (1 line)]
-  static constexpr int P_pad = 8;
-  // [end]
+  static constexpr int pad = 4;  // [04.n]
+  static constexpr int P_pad = 8;  // [04.o]
   static constexpr int row = D + pad, P_row = Bc + P_pad;
   static constexpr std::size_t shared_bytes = sizeof(float) * (Br * row + Bc * row + Br * P_row);
 };
@@ -107,14 +103,10 @@ __global__ void __launch_bounds__(threads, D <= 64 ? 4 : 2)
   const std::int64_t end = mask.visible_keys(i0 + rows - 1);
   for (std::int64_t j0 = 0; j0 < end; j0 += Bc) {
     const int cols = int(min(std::int64_t(Bc), end - j0));
-    // [more 04.p (2): what must have happened before K_j is written over V_j (1 line)]
-    __syncthreads();  // V of the previous tile is no longer read
-    // [end]
+    __syncthreads();  // [04.p] V of the previous tile is no longer read
     // (2) load K_j
     load<D, Bc>(KVj, K, j0, cols, vectorised);
-    // [more 04.q: what must have happened before Q_i and K_j are read (1 line)]
-    __syncthreads();  // K_j, and before the first tile Q_i, are complete
-    // [end]
+    __syncthreads();  // [04.q] K_j, and before the first tile Q_i, are complete
 
     // (3) S_ij = scale Q_i K_j^T
     float s[TR][TK] = {};
@@ -135,15 +127,13 @@ __global__ void __launch_bounds__(threads, D <= 64 ? 4 : 2)
     }
     // [end]
 
-    // [more 04.r: does every row of Q_i see all keys of K_j; until then false (1 line)]
+    // [04.r]
     // Masks cost nothing on full tiles: the first row of the tile sees least.
     const bool full = mask.visible_keys(i0) >= j0 + Bc;
     // [end]
     for (int i = 0; i < TR; ++i) {
       const int r = r0 + 4 * i;
-      // [more 04.s: how many columns of this tile row r sees; until then Bc (1 line)]
-      const int n = full ? Bc : int(mask.visible_keys(i0 + min(r, rows - 1)) - j0);
-      // [end]
+      const int n = full ? Bc : int(mask.visible_keys(i0 + min(r, rows - 1)) - j0);  // [04.s]
 
       // (4) m_new = max(m, rowmax S_ij)
       float m_new = m[i];
@@ -170,11 +160,9 @@ __global__ void __launch_bounds__(threads, D <= 64 ? 4 : 2)
                               rescale * o[i][y].w);
     }
 
-    // [more 04.t (6): what must have happened before V_j is written over K_j (1 line)]
-    __syncthreads();  // K_j is no longer read
-    // [end]
+    __syncthreads();  // [04.t] K_j is no longer read
     load<D, Bc>(KVj, V, j0, cols, vectorised);
-    // [more 04.u (6): what must have happened before V_j and P_ij are read (1 line)]
+    // [04.u]
     // V_j is complete, and so is P_ij
     __syncthreads();
     // [end]
@@ -234,13 +222,11 @@ template <int D>
 void launch(const Problem& p, const Forward<float>& t, float scale, cudaStream_t stream) {
   const auto register_tiled = register_tiled_kernel<D>;
   const std::size_t bytes = Tile<D>::shared_bytes;
-  // [more 04.v (1): more than 48 KiB must be asked for (1 line)]
-  allow_shared_memory(register_tiled, bytes);
-  // [end]
+  allow_shared_memory(register_tiled, bytes);  // [04.v]
   const std::int64_t blocks = p.B * p.Hq * ((p.Nq + Tile<D>::Br - 1) / Tile<D>::Br);
   const bool vectorised =
       p.d % 4 == 0 && aligned(t.Q) && aligned(t.K) && aligned(t.V) && aligned(t.O);
-  // [more 04.w (1): FA_LAUNCH(kernel, grid, block, shared bytes, stream, arguments...) (2 lines)]
+  // [04.w]
   FA_LAUNCH(register_tiled, dim3(unsigned(blocks)), dim3(threads), bytes, stream, p, t, scale,
             vectorised);
   // [end]

@@ -31,20 +31,14 @@ __device__ float warp_sum(float x) {
 // [quote kernel]
 __global__ void tiled_kernel(Problem p, Forward<float> t, float scale) {
   // [blank]
-  // [more 04.a (3): columns nobody uses, for the sake of the banks; until then 0 (1 line)]
-  constexpr int pad = 1;  // without it all lanes would read K from the same bank
-  // [end]
+  constexpr int pad = 1;  // [04.a] without it all lanes would read K from the same bank
   __shared__ float Qi[Br][max_d], Kj[Bc][max_d + pad], Vj[Bc][max_d], Pij[Br][Bc];  // 42 KiB
 
   const int lane = threadIdx.x % lanes, warp = threadIdx.x / lanes, d = int(p.d);
   const std::int64_t tiles = (p.Nq + Br - 1) / Br, head = blockIdx.x / tiles;
   const std::int64_t b = head / p.Hq, h = head % p.Hq;
-  // [more 04.b (1): the first row of this block, the longest rows first; until then 0 (1 line)]
-  const std::int64_t i0 = (tiles - 1 - blockIdx.x % tiles) * Br;  // the longest rows first
-  // [end]
-  // [more 04.c (1): how many queries this tile has, at the end fewer; until then 0 (1 line)]
-  const int rows = int(min(std::int64_t(Br), p.Nq - i0));
-  // [end]
+  const std::int64_t i0 = (tiles - 1 - blockIdx.x % tiles) * Br;  // [04.b] the longest rows first
+  const int rows = int(min(std::int64_t(Br), p.Nq - i0));  // [04.c]
   const Mask mask(p, b);
   const auto Q = t.Q.rows(b, h, p.Nq, d), K = t.K.rows(b, p.key_head(h), p.Nk, d),
              V = t.V.rows(b, p.key_head(h), p.Nk, d);
@@ -60,29 +54,23 @@ __global__ void tiled_kernel(Problem p, Forward<float> t, float scale) {
     for (int y = 0; y < columns; ++y) o[i][y] = 0;
   }
 
-  // [more 04.d (2): the keys that any row of this tile sees; until then 0 (1 line)]
+  // [04.d]
   // The last row of the tile sees most: tiles of keys beyond that are skipped, not masked.
   const std::int64_t end = mask.visible_keys(i0 + rows - 1);
   // [end]
   for (std::int64_t j0 = 0; j0 < end; j0 += Bc) {
-    // [more 04.e (2): how many keys this tile has, at the end fewer; until then 0 (1 line)]
-    const int cols = int(min(std::int64_t(Bc), end - j0));
-    // [end]
+    const int cols = int(min(std::int64_t(Bc), end - j0));  // [04.e]
 
-    // [more 04.f (2): what must have happened before K_j and V_j are written (1 line)]
-    __syncthreads();  // no warp may still be reading the previous tile
-    // [end]
+    __syncthreads();  // [04.f] no warp may still be reading the previous tile
     // (2) load K_j and V_j: neighbouring lanes read neighbouring addresses
-    // [more 04.g: K_j and V_j, coalesced; keys beyond the last are 0 (5 lines)]
+    // [04.g]
     for (int c = warp; c < Bc; c += warps)
       for (int x = lane; x < d; x += lanes) {
         Kj[c][x] = c < cols ? K[j0 + c][x] : 0;
         Vj[c][x] = c < cols ? V[j0 + c][x] : 0;
       }
     // [end]
-    // [more 04.h: what must have happened before they are read (1 line)]
-    __syncthreads();  // the tile is complete before anybody reads it
-    // [end]
+    __syncthreads();  // [04.h] the tile is complete before anybody reads it
 
     // (3) S_ij = scale Q_i K_j^T: a key per lane, rows_per_warp rows for every number of K read
     float s[rows_per_warp] = {};
@@ -93,14 +81,12 @@ __global__ void tiled_kernel(Problem p, Forward<float> t, float scale) {
 
     for (int i = 0; i < rows_per_warp; ++i) {
       const int r = warp * rows_per_warp + i;
-      // [more 04.i: does row r of the tile see this lane's key; until then true (1 line)]
-      const bool visible = j0 + lane < mask.visible_keys(i0 + min(r, rows - 1));
-      // [end]
+      const bool visible = j0 + lane < mask.visible_keys(i0 + min(r, rows - 1));  // [04.i]
       s[i] = visible ? scale * s[i] : -INFINITY;
 
       // (4) m_new = max(m, rowmax S_ij)
       const float m_new = fmaxf(m[i], warp_max(s[i]));
-      // [more 04.j (5): what is subtracted from scores: never -infinity; until then m_new (1 line)]
+      // [04.j]
       const float shift = m_new == -INFINITY ? 0 : m_new;  // no weight yet: any finite number
       // [end]
 
@@ -116,9 +102,7 @@ __global__ void tiled_kernel(Problem p, Forward<float> t, float scale) {
       // (6) O_i = exp(m - m_new) O_i ...
       for (int y = 0; y < columns; ++y) o[i][y] *= rescale;
     }
-    // [more 04.k: who wrote the weights, and who reads them now (1 line)]
-    __syncwarp();  // a row of P_ij is written and read by the same warp
-    // [end]
+    __syncwarp();  // [04.k] a row of P_ij is written and read by the same warp
 
     // (6) ... + P_ij V_j: now a lane owns columns
     // [step 04.3: add to o[i][y] row 4 warp + i of P_ij times column lane + 32 y of V_j (4 lines)]
@@ -145,10 +129,8 @@ __global__ void tiled_kernel(Problem p, Forward<float> t, float scale) {
 }  // namespace
 
 void launch_tiled(const Problem& p, const Forward<float>& t, float scale, cudaStream_t stream) {
-  // [more 04.l (1): a block for each tile of queries of each head; until then 1 (1 line)]
-  const std::int64_t blocks = p.B * p.Hq * ((p.Nq + Br - 1) / Br);
-  // [end]
-  // [more 04.m (1): FA_LAUNCH(kernel, grid, block, shared bytes, stream, arguments...) (1 line)]
+  const std::int64_t blocks = p.B * p.Hq * ((p.Nq + Br - 1) / Br);  // [04.l]
+  // [04.m]
   FA_LAUNCH(tiled_kernel, dim3(unsigned(blocks)), dim3(lanes * warps), 0, stream, p, t, scale);
   // [end]
 }

@@ -80,7 +80,7 @@ __global__ void __launch_bounds__(threads, Tile::D <= 64 ? 3 : 2)
   const int keys = int(min(std::int64_t(Bc), p.Nk - j0));
   const Mask mask(p, b);
 
-  // [more 05.q (2): how many keys of this tile may be looked at; until then 0 (1 line)]
+  // [05.q]
   // Padded keys are not even looked at: 0 times what they hold may be NaN.
   const int seen = int(max(min(mask.length - j0, std::int64_t(keys)), std::int64_t(0)));
   // [end]
@@ -95,20 +95,14 @@ __global__ void __launch_bounds__(threads, Tile::D <= 64 ? 3 : 2)
     const std::int64_t rows_before = (b * p.Hq + h) * p.Nq;
     // Rows before the first that sees key j0 see nothing of this tile.
     for (std::int64_t i0 = mask.first_row(j0); i0 < p.Nq; i0 += Br) {
-      // [more 05.r (2): how many queries this tile has, at the end fewer; until then 0 (1 line)]
-      const int rows = int(min(std::int64_t(Br), p.Nq - i0));
-      // [end]
-      // [more 05.s (2): what must have happened before Q_i, L and D are written (1 line)]
-      __syncthreads();  // Q_i, L and D of the tile before are no longer read
-      // [end]
+      const int rows = int(min(std::int64_t(Br), p.Nq - i0));  // [05.r]
+      __syncthreads();  // [05.s] Q_i, L and D of the tile before are no longer read
       load<Tile, Br>(QdOi, Q, i0, rows, vectorised);
       if (int(threadIdx.x) < rows) {
         L[threadIdx.x] = t.LSE[rows_before + i0 + threadIdx.x];
         if (delta != Delta::in_loop) D_i[threadIdx.x] = D_rows[rows_before + i0 + threadIdx.x];
       }
-      // [more 05.t (2): what must have happened before they are read (1 line)]
-      __syncthreads();  // Q_i (at first K_j and V_j too), L and D are complete
-      // [end]
+      __syncthreads();  // [05.t] Q_i (at first K_j and V_j too), L and D are complete
 
       // (2) P^T = exp(scale K_j Q_i^T - L_i), 0 where row i does not see j
       float P[TR][TK], dS[TR][TK];
@@ -120,7 +114,7 @@ __global__ void __launch_bounds__(threads, Tile::D <= 64 ? 3 : 2)
         // Columns are queries: how many keys of this tile does this one see?
         const bool none = r >= rows || L[r] == -INFINITY;
         const std::int64_t seen_by_r = mask.visible_keys(i0 + min(r, rows - 1)) - j0;
-        // [more 05.u: the first n keys of the tile see this query; until then Bc (3 lines)]
+        // [05.u]
         const int n = none   ? 0
                       : full ? Bc
                              : int(min(max(seen_by_r, std::int64_t(0)), std::int64_t(Bc)));
@@ -131,18 +125,12 @@ __global__ void __launch_bounds__(threads, Tile::D <= 64 ? 3 : 2)
       }
       share<Tile>(Wij, P, r0);
 
-      // [more 05.v (3, 5): what must have happened before dO_i is written over Q_i (1 line)]
-      __syncthreads();  // Q_i is no longer read
-      // [end]
+      __syncthreads();  // [05.v] Q_i is no longer read
       load<Tile, Br>(QdOi, dO, i0, rows, vectorised);
-      // [more 05.w (3, 5): what must have happened before dO_i is read (1 line)]
-      __syncthreads();  // dO_i is complete
-      // [end]
+      __syncthreads();  // [05.w] dO_i is complete
       if (delta == Delta::in_loop) {
         row_deltas<Tile>(D_i, QdOi, t.O.rows(b, h, p.Nq, d), i0, rows);
-        // [more 05.x (4): who wrote the deltas, and who reads them now (1 line)]
-        __syncthreads();  // the deltas are there, for all warps
-        // [end]
+        __syncthreads();  // [05.x] the deltas are there, for all warps
       }
 
       // (5) dV_j += P_ij^T dO_i;  (3) dP^T = V_j dO_i^T;  (4) dS = P (dP - D)
@@ -160,13 +148,9 @@ __global__ void __launch_bounds__(threads, Tile::D <= 64 ? 3 : 2)
       }
       share<Tile>(Wij, dS, r0);
 
-      // [more 05.y (5): what must have happened before Q_i is written over dO_i (1 line)]
-      __syncthreads();  // dO_i is no longer read
-      // [end]
+      __syncthreads();  // [05.y] dO_i is no longer read
       load<Tile, Br>(QdOi, Q, i0, rows, vectorised);
-      // [more 05.z (5): what must have happened before Q_i is read (1 line)]
-      __syncthreads();  // Q_i is complete, for the second time
-      // [end]
+      __syncthreads();  // [05.z] Q_i is complete, for the second time
       // (5) dK_j += dS_ij^T Q_i
       accumulate<Tile>(dK, Wij, QdOi, r0);
       if constexpr (atomic_dq) add_dq<Tile>(t.dQ.rows(b, h, p.Nq, d), i0, rows, Wij, Kj, scale);

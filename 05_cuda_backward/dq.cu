@@ -40,15 +40,11 @@ __global__ void __launch_bounds__(threads, Tile::D <= 64 ? 3 : 2)
 
   load<Tile, Br>(Qi, t.Q.rows(b, h, p.Nq, d), i0, rows, vectorised);
   load<Tile, Br>(dOi, t.dO.rows(b, h, p.Nq, d), i0, rows, vectorised);
-  // [more 05.f (1): what must have happened before Q_i and dO_i are read (1 line)]
-  __syncthreads();  // both tiles are complete
-  // [end]
+  __syncthreads();  // [05.f] both tiles are complete
   const float* deltas = D_rows + head * p.Nq + i0;
   if (delta != Delta::own_kernel) {
     row_deltas<Tile>(dSij, dOi, t.O.rows(b, h, p.Nq, d), i0, rows);
-    // [more 05.g (1): who wrote the deltas, and who reads them now (1 line)]
-    __syncthreads();  // the deltas are there, for all warps
-    // [end]
+    __syncthreads();  // [05.g] the deltas are there, for all warps
     if (delta == Delta::with_dq && int(threadIdx.x) < rows)
       D_rows[head * p.Nq + i0 + threadIdx.x] = dSij[threadIdx.x];
     deltas = dSij;
@@ -62,39 +58,27 @@ __global__ void __launch_bounds__(threads, Tile::D <= 64 ? 3 : 2)
 
   float4 dQ[TR][Tile::columns];
   clear<Tile>(dQ);
-  // [more 05.h (2, 3): the keys that any row of this tile sees; until then 0 (1 line)]
-  const std::int64_t end = mask.visible_keys(i0 + rows - 1);
-  // [end]
+  const std::int64_t end = mask.visible_keys(i0 + rows - 1);  // [05.h]
   for (std::int64_t j0 = 0; j0 < end; j0 += Bc) {
-    // [more 05.i (2, 3): how many keys this tile has, at the end fewer; until then 0 (1 line)]
-    const int cols = int(min(std::int64_t(Bc), end - j0));
-    // [end]
-    // [more 05.j (3): what must have happened before V_j is written over K_j (1 line)]
-    __syncthreads();  // K_j of the tile before is no longer read, nor D_i in dSij
-    // [end]
+    const int cols = int(min(std::int64_t(Bc), end - j0));  // [05.i]
+    __syncthreads();  // [05.j] K_j of the tile before is no longer read, nor D_i in dSij
     load<Tile, Bc>(KVj, V, j0, cols, vectorised);
-    // [more 05.k (3): what must have happened before V_j is read (1 line)]
-    __syncthreads();  // V_j is complete
-    // [end]
+    __syncthreads();  // [05.k] V_j is complete
 
     // (3) dP_ij = dO_i V_j^T
     float dP[TR][TK], S[TR][TK];
     product<Tile>(dP, dOi, KVj, r0);
 
-    // [more 05.l (2): what must have happened before K_j is written over V_j (1 line)]
-    __syncthreads();  // V_j is no longer read
-    // [end]
+    __syncthreads();  // [05.l] V_j is no longer read
     load<Tile, Bc>(KVj, K, j0, cols, vectorised);
-    // [more 05.m (2): what must have happened before K_j is read (1 line)]
-    __syncthreads();  // K_j is complete
-    // [end]
+    __syncthreads();  // [05.m] K_j is complete
 
     // (2) P_ij = exp(scale Q_i K_j^T - L_i), 0 where row i does not see j;  (4) dS = P (dP - D)
     product<Tile>(S, Qi, KVj, r0);
     const bool full = mask.visible_keys(i0) >= j0 + Bc;
 #pragma unroll
     for (int i = 0; i < TR; ++i) {
-      // [more 05.n (2): how many columns of this tile row i sees; until then Bc (3 lines)]
+      // [05.n]
       const int n = L[i] == -INFINITY ? 0  // a row without any weight
                     : full            ? Bc
                                       : int(mask.visible_keys(i0 + min(r0 + 4 * i, rows - 1)) - j0);
@@ -124,10 +108,8 @@ void launch(const Problem& p, const Backward<float>& t, float scale, Delta delta
   const auto dq = dq_kernel<Tile>;
   const std::size_t bytes = Tile::shared_bytes;
   allow_shared_memory(dq, bytes);
-  // [more 05.o (5): a block for each tile that owns rows of dQ; until then 1 (1 line)]
-  const std::int64_t blocks = p.B * p.Hq * ((p.Nq + Tile::rows - 1) / Tile::rows);
-  // [end]
-  // [more 05.p (5): FA_LAUNCH(kernel, grid, block, shared bytes, stream, arguments...) (2 lines)]
+  const std::int64_t blocks = p.B * p.Hq * ((p.Nq + Tile::rows - 1) / Tile::rows);  // [05.o]
+  // [05.p]
   FA_LAUNCH(dq, dim3(unsigned(blocks)), dim3(threads), bytes, stream, p, t, scale, delta, D_rows,
             all_aligned(p, t));
   // [end]

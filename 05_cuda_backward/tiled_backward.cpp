@@ -41,29 +41,23 @@ void attention_backward(const Rows<const T>& Q, const Rows<const T>& K, const Ro
   }
 
   for (std::int64_t j0 = 0; j0 < Nk; j0 += Bc) {
-    // [more 05.a (2): how many keys this tile has, at the end fewer; until then 0 (1 line)]
-    const std::int64_t cols = std::min(Bc, Nk - j0);
-    // [end]
-    // [more 05.b (2): the first row that need be looked at; until then Nq (1 line)]
+    const std::int64_t cols = std::min(Bc, Nk - j0);  // [05.a]
+    // [05.b]
     const std::int64_t first = mask.first_row(j0);  // those before it see no key of this tile
     // [end]
     for (std::int64_t i0 = first; i0 < Nq; i0 += Br)
       for (std::int64_t i = i0; i < std::min(i0 + Br, Nq); ++i) {
         if (std::isinf(LSE[i])) continue;  // a row without any weight
-        // [more 05.c (2): how many keys of this tile row i sees; until then cols (1 line)]
+        // [05.c]
         // A key that row i does not see has P = 0. It is left out, not multiplied by 0: its score
         // may lie above L_i, and exp could overflow.
         const std::int64_t n = std::clamp<std::int64_t>(mask.visible_keys(i) - j0, 0, cols);
         // [end]
         for (std::int64_t j = j0; j < j0 + n; ++j) {
           // (2) P_ij = exp(scale q_i . k_j - L_i), already normalised
-          // [more 05.d: the weight of this pair; until then 0 (1 line)]
-          const T P = std::exp(scale * dot(Q[i], K[j], d) - LSE[i]);
-          // [end]
+          const T P = std::exp(scale * dot(Q[i], K[j], d) - LSE[i]);  // [05.d]
           // (3) dP_ij = dO_i . v_j
-          // [more 05.e: the gradient of this weight; until then 0 (1 line)]
-          const T dP = dot(dO[i], V[j], d);
-          // [end]
+          const T dP = dot(dO[i], V[j], d);  // [05.e]
           // (4) dS_ij = P_ij (dP_ij - D_i)
           T dS = 0;
           // [step 05.2: the gradient of one score (1 line)]

@@ -191,14 +191,10 @@ __global__ void __launch_bounds__(threads)
     // No row before the first that sees key j0 sees any other key of the tile.
     for (std::int64_t i0 = mask.first_row(j0) / Br * Br; i0 < p.Nq; i0 += Br) {
       const int rows = int(min(std::int64_t(Br), p.Nq - i0));
-      // [more 06.f: what must have happened before Q_i and dO_i are written (1 line)]
-      __syncthreads();  // Q and dO of the tile before are no longer read
-      // [end]
+      __syncthreads();  // [06.f] Q and dO of the tile before are no longer read
       load<D>(Qi, Q, i0, rows);
       load<D>(dOi, dO, i0, rows);
-      // [more 06.g: what must have happened before they, K_j and V_j, are read (1 line)]
-      __syncthreads();  // both, and before the first tile K_j and V_j, are complete
-      // [end]
+      __syncthreads();  // [06.g] both, and before the first tile K_j and V_j, are complete
       const float* LSE2 = passed.LSE2 + (b * p.Hq + h) * passed.rows + i0 + x0;
       const float* D_i = passed.D + (b * p.Hq + h) * passed.rows + i0 + x0;
       // Of the tile's queries, those before `from` do not see this thread's two keys.

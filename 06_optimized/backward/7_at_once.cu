@@ -168,9 +168,7 @@ __device__ void compute(Shared& shared, const Maps& maps, const Problem& p, floa
 
     // dQ_i += sum_j dS_ij K_j: of all keys of the block, half of the columns
     float dQ[Br / 2];
-    // [more 06.h: before dS, of which half is the other group's, is multiplied (1 line)]
-    sync(meeting, 256);
-    // [end]
+    sync(meeting, 256);  // [06.h]
     wgmma_fence();
     multiply<T, Bc, Br>(dQ, dS, shared.K + group * Bc * 64);
     wgmma_commit();
@@ -180,9 +178,7 @@ __device__ void compute(Shared& shared, const Maps& maps, const Problem& p, floa
     multiply_add<T, Br>(dK, rounded_dS, shared.Q[now]);
     wgmma_commit();
 
-    // [more 06.i: until dQ is there, and dV, which began before it (1 line)]
-    wgmma_wait<1>(dQ);  // and dV
-    // [end]
+    wgmma_wait<1>(dQ);  // [06.i] and dV
     if (leader) arrive(&shared.dO_free[now]);
     sync(dQ_free + group, 128 + 32);
 #pragma unroll

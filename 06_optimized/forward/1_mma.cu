@@ -81,15 +81,11 @@ __global__ void __launch_bounds__(threads) mma_kernel(Problem p, Forward<T> t, f
   const std::int64_t end = mask.visible_keys(i0 + rows - 1);
   for (std::int64_t j0 = 0; j0 < end; j0 += Bc) {
     const int cols = int(min(std::int64_t(Bc), end - j0));
-    // [more 06.a (2): what must have happened before K_j and V_j are written (1 line)]
-    __syncthreads();  // K and V of the tile before are no longer read
-    // [end]
+    __syncthreads();  // [06.a] K and V of the tile before are no longer read
     // (2) load K_j and V_j
     load<D>(Kj, K, j0, cols);
     load<D>(Vj, V, j0, cols);
-    // [more 06.b: what must have happened before they, and Q_i, are read (1 line)]
-    __syncthreads();  // both, and before the first tile Q_i, are complete
-    // [end]
+    __syncthreads();  // [06.b] both, and before the first tile Q_i, are complete
 
     // (3) S_ij = Q_i K_j^T. K's rows are the columns of the operand, so its pairs lie in memory.
     float S[Bc / 8][4] = {};
@@ -110,9 +106,7 @@ __global__ void __launch_bounds__(threads) mma_kernel(Problem p, Forward<T> t, f
     for (int i = 0; i < 2; ++i) {
       // Of this tile the row sees keys below n: all Bc of them before the diagonal and the end.
       const std::int64_t visible = mask.visible_keys(i0 + r0 + 8 * i) - j0;
-      // [more 06.c: between 0 and Bc; until then Bc (1 line)]
-      const int n = int(max(std::int64_t(0), min(std::int64_t(Bc), visible)));
-      // [end]
+      const int n = int(max(std::int64_t(0), min(std::int64_t(Bc), visible)));  // [06.c]
 
       // (4) m_new = max(m, rowmax S_ij). Scaled later: m and S are Q K^T as it is (scale > 0).
       float m_new = m[i];

@@ -85,9 +85,7 @@ __device__ void compute(Shared& shared, const Maps& maps, const Problem& p, cons
 
   float O[D / 2] = {}, m[2] = {-INFINITY, -INFINITY}, l[2] = {0, 0}, mc[2], alpha[2];
   std::uint32_t P[Bc / 16][4];
-  // [more 06.d: what must have arrived before the first product (1 line)]
-  wait(&shared.Q_full, 0);
-  // [end]
+  wait(&shared.Q_full, 0);  // [06.d]
   Ring<K_stages> k;
   Ring<V_stages> v;
   for (int j = 0; j < blocks; ++j, k.next(), v.next()) {
@@ -134,7 +132,7 @@ __device__ void compute(Shared& shared, const Maps& maps, const Problem& p, cons
   // A warp's 16 rows leave by themselves, through what was the tile of Q.
   T* Oi = shared.Q + 16 * warp * 64;
   put<Br>(Oi, O, lane);
-  // [more 06.e: before one lane hands all 16 rows to the copy engine (2 lines)]
+  // [06.e]
   fence_async();
   __syncwarp();
   // [end]

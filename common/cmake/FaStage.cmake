@@ -12,7 +12,8 @@
 #   stage01_bench   the benchmark, and a smoke run of it
 #   stage01_tested  builds what its tests need, but neither the benchmark nor a mutant
 #   stage01_all     builds all of these
-#   mutants         registered as stage01.mutant.*: each must be caught by the test that it names
+#   mutants         registered as stage01.mutant.*: each must be caught by the test that it names; and as
+#                   stage01.unmutated.*, of a program of many mutants: where none is chosen, these tests pass
 #   skeletons       registered as stage01.skeleton.*, of all levels: as it is, none may pass the tests
 #   exercise01_tests, hunt01_tests   the same tests on the reader's own files, if there are any; built
 #                   on demand and run by common/practice, not among the others
@@ -201,19 +202,39 @@ function(fa_stage_mutants stage library variant)
   if(NOT BUILD_TESTING)
     return()
   endif()
+  set(programs)
   fa_list_mutants(lines ${race})
   foreach(line IN LISTS lines)
     fa_mutant("${line}")
-    fa_stage_tests(${stage}_mutant_${mutant} ${library} "${variant}" ${file} ${mutated})
-    add_dependencies(${stage}_all ${stage}_mutant_${mutant})
-    if(race)
-      set(test ${stage}.race.${mutant})
-      add_test(NAME ${test} COMMAND ${Python3_EXECUTABLE} ${FA_MUTANTS_TOOL}
-        race $<TARGET_FILE:${stage}_mutant_${mutant}> ${killer} ${mutated})
-      set_tests_properties(${test} PROPERTIES LABELS "${stage};mutant" SKIP_RETURN_CODE 77)
-    else()
-      fa_judge_mutant(${stage} ${mutant} ${killer})
+    if(alone)
+      fa_mutated(mutants/${mutant}/${file} apply ${mutant})
+      set(program ${stage}_mutant_${mutant})
+      set(source ${mutated})
+    else()  # with all others of its file
+      fa_mutated(mutants/${file} weave ${file} ${race})
+      get_filename_component(stem ${file} NAME_WE)
+      set(program ${stage}_mutants_${stem})
+      set(source ${CMAKE_CURRENT_SOURCE_DIR}/${file})
+      list(APPEND programs ${stem})
+      list(APPEND killers_${stem} ${killer})
     endif()
+    if(NOT TARGET ${program})
+      fa_stage_tests(${program} ${library} "${variant}" ${file} ${mutated})
+      add_dependencies(${stage}_all ${program})
+    endif()
+    if(race)
+      fa_test_mutant(${stage}.race.${mutant} race ${program} ${killer} ${source})
+    else()
+      fa_test_mutant(${stage}.mutant.${mutant} verdict ${program} ${killer})
+    endif()
+  endforeach()
+
+  list(REMOVE_DUPLICATES programs)
+  foreach(stem IN LISTS programs)
+    list(REMOVE_DUPLICATES killers_${stem})
+    list(JOIN killers_${stem} ":" killers)
+    add_test(NAME ${stage}.unmutated.${stem} COMMAND ${stage}_mutants_${stem} --gtest_brief=1 --gtest_filter=${killers})
+    set_tests_properties(${stage}.unmutated.${stem} PROPERTIES LABELS "${stage};mutant" ENVIRONMENT FA_MUTANT=)
   endforeach()
 endfunction()
 
@@ -227,24 +248,29 @@ function(fa_list_mutants result)
   set(${result} "${lines}" PARENT_SCOPE)
 endfunction()
 
-# In the caller: ${mutant}, the ${file} it changes, the test ${killer}, and ${mutated}, made when built.
+# In the caller: ${mutant}, the ${file} it changes, the test ${killer}, and whether it is built ${alone}.
 macro(fa_mutant line)
   string(REPLACE "\t" ";" fields "${line}")
   list(GET fields 0 mutant)
   list(GET fields 1 file)
   list(GET fields 2 killer)
-  set(mutated ${CMAKE_CURRENT_BINARY_DIR}/mutants/${mutant}/${file})
+  list(GET fields 3 how)
+  string(COMPARE EQUAL ${how} alone alone)
+endmacro()
+
+# In the caller: ${mutated}, which mutants.py makes of the ${file} when it is built.
+macro(fa_mutated output command what)
+  set(mutated ${CMAKE_CURRENT_BINARY_DIR}/${output})
   add_custom_command(OUTPUT ${mutated}
-    COMMAND ${Python3_EXECUTABLE} ${FA_MUTANTS_TOOL} apply
-            ${CMAKE_CURRENT_SOURCE_DIR}/check/mutants.txt ${mutant} ${CMAKE_CURRENT_SOURCE_DIR} -o ${mutated}
+    COMMAND ${Python3_EXECUTABLE} ${FA_MUTANTS_TOOL} ${command} ${ARGN}
+            ${CMAKE_CURRENT_SOURCE_DIR}/check/mutants.txt ${what} ${CMAKE_CURRENT_SOURCE_DIR} -o ${mutated}
     DEPENDS check/mutants.txt ${file} ${FA_MUTANTS_TOOL} VERBATIM)
 endmacro()
 
-# stageNN.mutant.NAME, of the program stageNN_mutant_NAME
-function(fa_judge_mutant stage mutant killer)
-  add_test(NAME ${stage}.mutant.${mutant} COMMAND ${Python3_EXECUTABLE} ${FA_MUTANTS_TOOL}
-    verdict $<TARGET_FILE:${stage}_mutant_${mutant}> ${killer})
-  set_tests_properties(${stage}.mutant.${mutant} PROPERTIES LABELS "${stage};mutant" SKIP_RETURN_CODE 77)
+# The ${mutant}, judged by a command of mutants.py.
+function(fa_test_mutant test command program)
+  add_test(NAME ${test} COMMAND ${Python3_EXECUTABLE} ${FA_MUTANTS_TOOL} ${command} $<TARGET_FILE:${program}> ${ARGN})
+  set_tests_properties(${test} PROPERTIES LABELS "${stage};mutant" SKIP_RETURN_CODE 77 ENVIRONMENT FA_MUTANT=${mutant})
 endfunction()
 
 # Which of `files` the folder holds; CMake looks again whenever it is asked to build.
@@ -377,7 +403,7 @@ function(fa_stage_tests target library variant replaced replacements)
     list(PREPEND objects $<TARGET_OBJECTS:${target}_object>)
     # A mutant may lack the instantiations for double (see mutants.py): those of the lesson follow.
     # Of two for float, as of any inline function, the linker takes the first.
-    if(target MATCHES "_mutant_")
+    if(target MATCHES "_mutants?_")
       foreach(file IN LISTS replaced)
         file(STRINGS ${CMAKE_CURRENT_SOURCE_DIR}/${file} doubles REGEX "MatrixMap<const double>")
         if(doubles)

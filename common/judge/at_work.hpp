@@ -5,6 +5,9 @@
 
 namespace fa::judge {
 
+// What one types to run this program again, and the same mutant if it is a program of many.
+std::string this_program();
+
 // From now on the program is at this; empty: at nothing of which there is anything to say.
 void at_work_on(const std::string& lines);
 

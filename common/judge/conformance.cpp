@@ -84,7 +84,7 @@ void Run::run_case(const std::string& name, const std::function<std::string()>& 
   }
   const std::string test = stage_.name + "." + family_.name;
   const std::string alone = "this case alone:  " + environment_ + "FA_CASE='" + name + "' " +
-                            testing::internal::GetArgvs()[0] + " --gtest_filter=" + test;
+                            this_program() + " --gtest_filter=" + test;
   at_work_on(test + ": " + family_.about + "\ncase  " + name + "\n" + alone + "\n");
   std::string wrong;
   bool thrown = false;

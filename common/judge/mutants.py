@@ -14,6 +14,10 @@ marks aside); the + lines, if any, take their place. `kills` names the test that
 With `race:` in the place of `kills:` the result may happen to be right: the defect is judged only
 under ThreadSanitizer, which must report a race during that test. `kills: Suite.Test (double)` says
 that the test looks at double alone: else a mutant of Eigen's stages is built for float alone.
+
+All mutants of a source are woven into one program, and FA_MUTANT=no_maximum says which of them it
+is; without it, it is the lesson. `no_maximum: safe_softmax.cpp (alone)` is one that cannot be woven:
+it gets a program of its own.
 """
 from __future__ import annotations
 
@@ -25,7 +29,8 @@ import textwrap
 from dataclasses import dataclass
 from pathlib import Path
 
-from source import MARK, Bad, Parser, bare, run, write_whole
+from source import (Bad, Parser, bare, declared, is_mark, rest_of_block, run, top_level, unlabelled,
+                    value_declaration, write_whole)
 
 SKIPPED = 77        # the exit code that CMake's SKIP_RETURN_CODE is set to
 
@@ -40,6 +45,7 @@ class Mutant:
     new: list[str]
     race_only: bool = False
     in_double: bool = False     # `kills: Suite.Test (double)`: the test looks at double alone
+    alone: bool = False         # `name: source (alone)`: cannot be woven
 
 
 def parse(file: Path) -> list[Mutant]:
@@ -48,7 +54,7 @@ def parse(file: Path) -> list[Mutant]:
     for paragraph in re.split(r"\n\s*\n", text.strip()) if text.strip() else []:
         head, *lines = paragraph.strip().split("\n")
         bad = f"{file}: {head}: "
-        title = re.fullmatch(r"([\w-]+): ([\w./-]+)", head.strip())
+        title = re.fullmatch(r"(\w+): ([\w./-]+)( \(alone\))?", head.strip())
         if not title or title[2].startswith("/") or ".." in title[2]:
             raise Bad(f"{bad}a mutant begins with `name: source`, the source inside the stage")
         if title[1] in (m.name for m in mutants):
@@ -63,7 +69,8 @@ def parse(file: Path) -> list[Mutant]:
         old, new = (textwrap.dedent("\n".join(x[1:] for x in lines if x[0] == sign)).split("\n")
                     for sign in "-+")
         mutants.append(Mutant(title[1], title[2], symptom[1].strip(), kills[1], old,
-                              new if "+" in shape else [], lines[-1].startswith("race"), bool(kills[2])))
+                              new if "+" in shape else [], lines[-1].startswith("race"), bool(kills[2]),
+                              bool(title[3])))
     return mutants
 
 
@@ -74,30 +81,100 @@ def find(file: Path, name: str) -> Mutant:
     raise Bad(f"{file}: no mutant {name}; `mutants.py list` prints the names")
 
 
-def apply(mutant: Mutant, folder: Path) -> tuple[list[str], int]:
-    """The lines of the mutated source, and the index of the first one that differs."""
+def locate(mutant: Mutant, folder: Path) -> tuple[list[str], list[int]]:
+    """The lines of the source, and the indices of those that the mutant replaces."""
     if not (folder / mutant.source).is_file():
         raise Bad(f"{mutant.source}: no such file for mutant {mutant.name}; correct its first line")
     lines = (folder / mutant.source).read_text(encoding="utf-8").split("\n")
-    return substituted(lines, mutant.old, mutant.new, mutant.source, f"mutant {mutant.name}")
+    return lines, places(lines, mutant.old, mutant.new, mutant.source, f"mutant {mutant.name}")
 
 
-def substituted(lines: list[str], old: list[str], new: list[str], where: str, what: str) -> tuple[list[str], int]:
-    """The lines with the new ones in the place of the old ones, and the index of the first one that differs."""
-    code = [i for i, line in enumerate(lines) if not MARK.search(line)]
+def places(lines: list[str], old: list[str], new: list[str], where: str, what: str) -> list[int]:
+    """The indices of the old lines, which stand there once, one after the other."""
+    code = [i for i, line in enumerate(lines) if not is_mark(line)]
     wanted, n = [line.strip() for line in old], len(old)
     found = [at for at in range(len(code) - n + 1)
-             if [lines[i].strip() for i in code[at:at + n]] == wanted]
+             if [unlabelled(lines[i]).strip() for i in code[at:at + n]] == wanted]
     if len(found) != 1:
         raise Bad(f"{where}: the - lines of {what} match {len(found)} times "
                   "instead of once; copy them from the source again, with more context if need be")
     if meaning(old) == meaning(new):
         raise Bad(f"{where}: {what} changes nothing; change its + lines")
-    gone = code[found[0]:found[0] + n]
+    return code[found[0]:found[0] + n]
+
+
+def apply(mutant: Mutant, folder: Path) -> tuple[list[str], int]:
+    """The lines of the mutated source, and the index of the first one that differs."""
+    lines, gone = locate(mutant, folder)
+    return substituted(lines, gone, mutant.new), gone[0]
+
+
+def substituted(lines: list[str], gone: list[int], new: list[str]) -> list[str]:
     at, first = gone[0], lines[gone[0]]
     indent = first[:len(first) - len(first.lstrip())]
     rest = [line for i, line in enumerate(lines) if i > at and i not in gone]
-    return lines[:at] + [(indent + line).rstrip() for line in new] + rest, at
+    return lines[:at] + [(indent + line).rstrip() for line in new] + rest
+
+
+def values(texts: list[list[str]]) -> list[re.Match[str]]:
+    """If all of the texts declare the same variable, each with its value: those declarations."""
+    found = [m for m in (value_declaration("\n".join(text)) for text in texts) if m]
+    return found if len(found) == len(texts) and len({" ".join(m["head"].split()) for m in found}) == 1 else []
+
+
+def inseparable(mutant: Mutant, lines: list[str], gone: list[int]) -> str:
+    """Why the mutant's lines cannot stand beside the lesson's, or nothing. What this overlooks, the compiler does not."""
+    code = bare("\n".join(lines)).split("\n")
+    bodies = [bare("\n".join(text)).rstrip() for text in (mutant.old, mutant.new)]
+    if any(re.search(r"^\s*#", body, re.M) for body in bodies):
+        return "it has a line of the preprocessor"
+    if "\n".join(code[:gone[0]]).rstrip()[-1:] not in list(";{}") or \
+            any(top_level(body) is None or body and body[-1] not in ";}" for body in bodies):
+        return "its lines are not whole statements"
+    if both := values([mutant.old, mutant.new]):
+        fixed = re.search(r"\b(?:auto|constexpr|static)\b", both[0]["type"])
+        return f"it declares something {fixed[0]}" if fixed else ""
+    after = rest_of_block("\n".join(code[gone[-1] + 1:]))
+    used = [name for body in bodies for name, _ in declared(body, top_level(body) or "")
+            if re.search(rf"\b{name}\b", after)]
+    return f"it declares {used[0]}, which is used after it" if used else ""
+
+
+def choice(mutants: list[Mutant], old: list[str], line: int) -> str:
+    """What takes the place of the lesson's lines, which begin at this one: all of the mutants', and they themselves."""
+    texts = [*(m.new for m in mutants), old]
+    asked = [f"fa_mutant_{m.name}" for m in mutants]
+    if all_values := values(texts):
+        *theirs, own = [f"static_cast<{m['type'].strip()}>({m['value'].strip()})" for m in all_values]
+        return f"{all_values[-1]['head'].strip()} = " + "".join(
+            f"{name} ? {value} : " for name, value in zip(asked, theirs)) + f"{own};"
+    blocks = ["\n".join([f"{{\n#line {line}", *text, "}"]) for text in texts]
+    return "".join(f"if ({name}) {block} else " for name, block in zip(asked, blocks)) + blocks[-1]
+
+
+def weave(mutants: list[Mutant], folder: Path) -> str:
+    """The source with all of these mutants in it, each of which asks fa_mutant(), of test_main.cpp, whether it is the
+    one. What compilers and sanitizers say of lines is said of the lesson's."""
+    spots: dict[tuple[int, ...], list[Mutant]] = {}
+    lines: list[str] = []
+    for mutant in mutants:
+        lines, gone = locate(mutant, folder)
+        why = inseparable(mutant, lines, gone)
+        for spot, others in spots.items():
+            if set(spot) & set(gone) and spot != tuple(gone):
+                why = f"its lines overlap those of {others[0].name}"
+        if why:
+            raise Bad(f"{mutant.source}: mutant {mutant.name} cannot be woven: {why}; "
+                      f"write {mutant.name}: {mutant.source} (alone)")
+        spots.setdefault(tuple(gone), []).append(mutant)
+    out: list[str | None] = list(lines)
+    for spot, here in spots.items():
+        out[spot[0]:spot[-1] + 1] = [None] * (spot[-1] + 1 - spot[0])
+        out[spot[0]] = f"{choice(here, [lines[i] for i in spot], spot[0] + 1)}\n#line {spot[-1] + 2}"
+    head = ["bool fa_mutant(const char* name);",
+            *(f'static const bool fa_mutant_{m.name} = fa_mutant("{m.name}");' for m in mutants),
+            f'#line 1 "{(folder / mutants[0].source).resolve()}"']
+    return "\n".join(head + [line for line in out if line is not None])
 
 
 # Eigen's products are most of what a mutant of 00 or 01 costs to build.
@@ -165,6 +242,11 @@ def removes_barrier(mutant: Mutant) -> bool:
     return count[1] < count[0]
 
 
+def judged(file: Path, race: bool) -> list[Mutant]:
+    """The mutants that a build judges: those without a barrier under ThreadSanitizer, else all but those for it."""
+    return [m for m in parse(file) if (removes_barrier(m) if race else not m.race_only)]
+
+
 def race(exe: Path, test: str, source: Path) -> tuple[int, str]:
     """A program built with ThreadSanitizer must report a race between two lines of the source."""
     done = subprocess.run([str(exe.absolute()), f"--gtest_filter={test}"], stdout=subprocess.PIPE,
@@ -182,7 +264,7 @@ def race(exe: Path, test: str, source: Path) -> tuple[int, str]:
 def main() -> int:
     parser = Parser(description=(__doc__ or "").partition("\n")[0])
     commands = parser.add_subparsers(dest="command", required=True)
-    listing = commands.add_parser("list", help="print name, source and test, tab-separated")
+    listing = commands.add_parser("list", help="print name, source, test, and alone or woven, tab-separated")
     listing.add_argument("race", nargs="?", choices=["race"], help="only those without a barrier")
     listing.add_argument("file", type=Path)
     every = commands.add_parser("check", help="fail unless every mutant can be applied")
@@ -193,6 +275,12 @@ def main() -> int:
     one.add_argument("name")
     one.add_argument("source_dir", type=Path)
     one.add_argument("-o", "--out", type=Path, required=True)
+    woven = commands.add_parser("weave", help="write the source with all its mutants but those alone in it")
+    woven.add_argument("race", nargs="?", choices=["race"], help="only those without a barrier")
+    woven.add_argument("file", type=Path)
+    woven.add_argument("source")
+    woven.add_argument("source_dir", type=Path)
+    woven.add_argument("-o", "--out", type=Path, required=True)
     judge = commands.add_parser("verdict", help="0: the test kills the mutant, 77: skipped, 1: no")
     judge.add_argument("exe", type=Path)
     judge.add_argument("test")
@@ -206,10 +294,8 @@ def main() -> int:
     racing.add_argument("source", type=Path)
     args = parser.parse_args()
     if args.command == "list":
-        for m in parse(args.file):
-            if not removes_barrier(m) if args.race else m.race_only:
-                continue
-            print(m.name, m.source, m.kills, sep="\t")
+        for m in judged(args.file, bool(args.race)):
+            print(m.name, m.source, m.kills, "alone" if m.alone else "woven", sep="\t")
         return 0
     if args.command == "check":
         for m in parse(args.file):
@@ -219,6 +305,13 @@ def main() -> int:
         mutant = find(args.file, args.name)
         text = "\n".join(apply(mutant, args.source_dir)[0])
         write_whole(args.out, text if mutant.in_double else for_float(text))
+        return 0
+    if args.command == "weave":
+        mutants = [m for m in judged(args.file, bool(args.race)) if m.source == args.source and not m.alone]
+        if not mutants:
+            raise Bad(f"{args.file}: no mutant of {args.source} to weave; `mutants.py list` prints them all")
+        text = weave(mutants, args.source_dir)
+        write_whole(args.out, text if any(m.in_double for m in mutants) else for_float(text))
         return 0
     if args.command == "skeleton":
         code, line = skeleton(args.exe, args.timeout)

@@ -3,22 +3,25 @@
 
     // [step 02.1: rescale the old sum to the new maximum (2 lines)]   a hole at levels 1 and 2
     // [end]
-    // [more 02.a: wait until the tile is complete (1 line)]           a hole at level 2 alone
-    // [end]
-    // [more 02.b: the tile's keys; until then 0 (1 line)]             a value hole: its declaration
-    // [end]                                                           stays, with 0 in its place
+    // [02.a]                                                          a hole at level 2 alone; one
+    // [end]                                                           line may bear it: `x = 1;  // [02.a] why`
     // [blank]                                                         gone at level 3, with all in it
     // [end blank]
     // [quote attention]                                               only for quoting
     // [end quote]
 
+What is to be done in a hole of level 2 stands in check/practice.txt, so that the lesson stays readable:
+
+    hole 02.a: wait until the tile is complete
+    hole 02.b (2): the tile's keys; until then 0                       a value hole: its declaration
+                                                                       stays, with 0 in its place
 Steps are numbered 1, 2, 3 through the stage, the others a, b, c. Which numbered equations a hole
 belongs to says the last comment above it that states any, `// (2) ...`, or the hole itself:
 `[step 02.1 (2, 3): ...]`. At level 2 such comments are cut down to their numbers, and so is what a
 step says. A skeleton, and with it a reader's copy, keeps the marks of its holes.
 
 Holes lie in a blank or a quote region, but not in each other. Whether a skeleton compiles is only
-guessed here (see `declared`): the proof is the build, which compiles every skeleton.
+guessed here (see `declared` in judge/source.py): the proof is the build, which compiles every skeleton.
 """
 from __future__ import annotations
 
@@ -29,10 +32,10 @@ import sys
 import textwrap
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Iterator
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "judge"))
-from source import LEXEME, MARK, Bad, Parser, bare, run, unmarked, write_whole  # noqa: E402
+from source import (LABEL, LEXEME, MARK, Bad, Parser, bare, declared, rest_of_block, run, top_level,  # noqa: E402
+                    unlabelled, unmarked, value_declaration, write_whole)
 
 LEVELS = (1, 2, 3)
 SUFFIXES = (".cpp", ".cu", ".hpp", ".cuh")
@@ -56,13 +59,7 @@ FORBIDDEN = re.compile(r"^\s*#(?!\s*pragma unroll\b)\s*\w*|\b(?:return|goto)\b")
 BARRIER = re.compile(r"\b__sync(?:threads|warp)\w*|\w*(?i:barrier)\w*|\barrive_and_wait\b|\.sync\(")
 LEAVES = re.compile(r"\b(?:break|continue)\b")
 LOOP = re.compile(r"\b(?:for|while|do|switch)\b")
-DECLARATION = re.compile(r"\s*(?:[A-Za-z_][\w:]*(?:\s*<[^;=]*>(?:::\w+)*)?[\s&*]+){1,5}"
-                         r"(?P<name>[A-Za-z_]\w*)\s*[=;{(\[,]")
-NO_TYPE = re.compile(r"\s*(?:else|throw|delete|goto|case|do|new|asm|co_\w+)\b")
-VALUE = re.compile(r"\s*(?P<head>(?:[A-Za-z_][\w:<>]*[\s&*]+)+?(?P<name>[A-Za-z_]\w*))\s*="
-                   r"(?P<value>[^=;][^;]*);\s*")
 NO_FUNCTION = {"if", "for", "while", "switch", "catch", "__launch_bounds__", "noexcept", "decltype"}
-CLOSING = {"(": ")", "[": "]", "{": "}"}
 
 
 @dataclass(frozen=True)
@@ -116,6 +113,7 @@ class Lesson:
     lines: list[str]
     regions: list[Region] = field(default_factory=list)
     level: int = 0  # of a copy
+    origin: list[int] = field(default_factory=list)     # of a lesson: each line's number in its file, from 1
 
     def holes(self, level: int) -> list[Region]:
         """What the reader writes at this level, in the order of the file."""
@@ -134,15 +132,16 @@ class Lesson:
 
     def value(self, hole: Region) -> str | None:
         """The expression that a value hole gives to its name; None if that is not what it does."""
-        m = VALUE.fullmatch(bare("\n".join(self.code(hole)), literals=True))
-        top = top_level(m["value"]) if m else None
+        found = value_declaration("\n".join(self.code(hole)))
         name = hole.head.split()[-1].lstrip("&*") if hole.head else ""
-        if not m or top is None or "," in top or name not in ("", m["name"]):
-            return None
-        return m["value"].strip()
+        return found["value"].strip() if found and name in ("", found["name"]) else None
+
+    def place(self, index: int) -> int:
+        """The number of a line in its file."""
+        return self.origin[index] if self.origin else index + 1
 
     def bad(self, index: int, why: str) -> Bad:
-        return Bad(f"{self.label}:{index + 1}: {why}")
+        return Bad(f"{self.label}:{self.place(index)}: {why}")
 
     def quotation(self, region: Region) -> str:
         body = unmarked(self.code(region))
@@ -224,9 +223,46 @@ def enclosing(code: str) -> str:
     return ""
 
 
+def told_holes(stage: Path) -> dict[str, str]:
+    """What check/practice.txt says of holes: by name, `04.e (2): text`."""
+    file = stage / "check" / "practice.txt"
+    text = file.read_text(encoding="utf-8") if file.is_file() else ""
+    return {m[1]: m[0].removeprefix("hole ") for m in re.finditer(r"^hole (\d\d\.[a-z])\b.*", text, re.M)}
+
+
+def spelt_out(stage: Path, label: str, lines: list[str]) -> Lesson:
+    """The lesson with a mark, as a skeleton has it, before each hole that a label names, and an end after it."""
+    told = told_holes(stage)
+    lesson = Lesson(label, [])
+
+    def put(line: str, at: int) -> None:
+        lesson.lines.append(line)
+        lesson.origin.append(at + 1)
+    for at, line in enumerate(lines):
+        m = LABEL.search(line)
+        if not m or MARK.search(line):
+            put(line, at)
+            continue
+        if m["name"] not in told:
+            raise Bad(f"{label}:{at + 1}: check/practice.txt does not say what to do in {m['name']}: hole {m['name']}: ...")
+        alone = not line[:m.start()].strip()
+        if alone and line[m.end():]:
+            raise Bad(f"{label}:{at + 1}: a label alone, or behind the only line of its hole")
+        ends = next((i for i in range(at, len(lines)) if lines[i].strip() == "// [end]"), 0) if alone else at
+        if not ends:
+            raise Bad(f"{label}:{at + 1}: {m['name']} is unclosed; add its end mark")
+        count = sum(bool(text.strip()) for text in bare("\n".join(lines[at:ends + 1])).split("\n"))
+        indent = line[:len(line) - len(line.lstrip())]
+        put(f"{indent}// [more {told[m['name']]} ({count} line{'s'[:count > 1]})]", at)
+        if not alone:
+            put(unlabelled(line), at)
+            put(f"{indent}// [end]", at)
+    return lesson
+
+
 def load(stage: Path, file: Path) -> Lesson:
     label = os.path.join(stage.name, os.path.relpath(file, stage)).replace(os.sep, "/")
-    lesson = Lesson(label, file.read_text(encoding="utf-8").split("\n"))
+    lesson = spelt_out(stage, label, file.read_text(encoding="utf-8").split("\n"))
     stated = statements(lesson.lines)
     opened: list[Region] = []
     for i, line in enumerate(lesson.lines):
@@ -262,8 +298,8 @@ def load(stage: Path, file: Path) -> Lesson:
 def closed(lesson: Lesson, region: Region, stated: list[Statement]) -> Region:
     """The region with what only its body tells."""
     if region.kind == "value":
-        m = VALUE.fullmatch(bare("\n".join(lesson.code(region))))
-        if not m or lesson.value(region) is None:
+        m = value_declaration("\n".join(lesson.code(region)))
+        if not m:
             raise lesson.bad(region.first, f"{region.name} has a value until then, but is not one "
                                            "declaration `TYPE NAME = EXPR;`; make it one")
         return replace(region, head=m["head"].strip())
@@ -318,46 +354,6 @@ def load_copy(lesson: Lesson, stage: Path, file: Path) -> tuple[Lesson, list[str
         told.append(f"{name}: {', '.join(strange)} is no hole of {file_of} at level {level}; "
                     "its marks are ignored")
     return copy, told
-
-
-def top_level(text: str) -> str | None:
-    """The text with the contents of all brackets blanked; None if they do not balance."""
-    out: list[str] = []
-    due: list[str] = []
-    for c in text:
-        if c in ")]}" and (not due or due.pop() != c):
-            return None
-        out.append(" " if due and c != "\n" else c)
-        if c in CLOSING:
-            due.append(CLOSING[c])
-    return None if due else "".join(out)
-
-
-def declared(body: str, top: str) -> Iterator[tuple[str, int]]:
-    """Names declared outside all brackets, with their offsets. A heuristic: a statement of the
-    form `words name` before one of = ; { ( [ , declares name, and so do `, name` after it and
-    `auto [a, b]`. Macros, declarations behind a label and function pointers escape it."""
-    for statement in re.finditer(r"[^;}]+[;}]?", top):
-        text, at = statement[0], statement.start()
-        binding = re.match(r"[\s\w]*\bauto[\s&]*(\[)", text)
-        if binding:
-            start = at + binding.start(1)
-            yield from ((n, start) for n in re.findall(r"\w+", body[start:].partition("]")[0]))
-        m = DECLARATION.match(text)
-        if m and not NO_TYPE.match(text):
-            yield m["name"], at + m.start("name")
-            for more in re.finditer(r",[\s&*]*(\w+)\s*[=;,{(\[]", text[m.end("name"):]):
-                yield more[1], at + m.end("name") + more.start(1)
-
-
-def rest_of_block(text: str) -> str:
-    """Up to the brace that closes the enclosing block: there a name of the region dies."""
-    depth = 0
-    for i, c in enumerate(text):
-        depth += (c == "{") - (c == "}")
-        if depth < 0:
-            return text[:i]
-    return text
 
 
 def check_holes(lesson: Lesson, step: int, more: int) -> tuple[int, int]:

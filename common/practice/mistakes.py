@@ -33,7 +33,7 @@ from pathlib import Path
 from queue import Queue
 
 from marks import BARRIER, Lesson, Region, load, marked_lessons, unmarked  # puts common/judge on the path
-from mutants import substituted
+from mutants import places, substituted
 from source import Bad, Parser, run, write_whole
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -88,13 +88,14 @@ def mistaken(stage: Path, mistake: Mistake) -> tuple[Lesson, Region, int]:
                 continue
             if mistake.equation and mistake.equation not in hole.equations:
                 raise Bad(f"{stage.name}/check/mistakes.txt: {mistake.name}: {hole.name} has no equation ({mistake.equation})")
-            code, at = substituted(lesson.code(hole), mistake.old, mistake.new,
-                                   lesson.label, f"mistake {mistake.name}")
+            code = lesson.code(hole)
+            gone = places(code, mistake.old, mistake.new, lesson.label, f"mistake {mistake.name}")
+            code = substituted(code, gone, mistake.new)
             lines = lesson.lines[:hole.first + 1] + code + lesson.lines[hole.last:]
             more = len(lines) - len(lesson.lines)
             regions = [replace(r, first=r.first + more * (r.first > hole.first), last=r.last + more * (r.last > hole.first))
                        for r in lesson.regions]
-            return replace(lesson, lines=lines, regions=regions), hole, hole.first + 1 + at
+            return replace(lesson, lines=lines, regions=regions), hole, hole.first + 1 + gone[0]
     raise Bad(f"{stage.name}/check/mistakes.txt: {mistake.name}: no hole {mistake.hole} in the lessons")
 
 

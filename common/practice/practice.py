@@ -1,7 +1,9 @@
 #!/usr/bin/env python3
 """./learn practice: a reader's own version of a lesson, made, built and judged.
 
-    practice.py 02_online_softmax [FILE...] [--level N] [--reset] [-v] [--watch] [--race] [--asan] [--no-gpu WHY]
+    practice.py begin|judge 02_online_softmax [FILE...] [--level N] [--reset] [-v] [--watch] [--race] [--asan] [--no-gpu WHY]
+
+`begin` refuses what cannot work before anything is installed or built, and makes the copies; `judge` does the rest.
 """
 from __future__ import annotations
 
@@ -12,6 +14,7 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Callable, NoReturn
 
 from marks import Lesson, load_copy, marked_lessons, stage_of  # puts common/judge on the path
 from progress import note, read
@@ -21,7 +24,8 @@ from verdict import ENVIRONMENT, Copy, Verdict, program
 from weave import notes
 
 ROOT = Path(__file__).resolve().parents[2]
-MISSING = 3         # the exit code for what this machine lacks
+USAGE, MISSING = 2, 3   # exit codes: the command cannot work; this machine lacks something
+SCREEN = 14         # lines at most without -v, after the one that `begin` may have said
 OWN = {"predictions.txt"}       # what mine/ may hold beside lessons
 EDITORS = re.compile(r"(^|/)[.#]|~$|#$|\.(sw[op]|bak|orig|tmp|rej)$|(^|/)4913$")
 SANITIZERS = {"race": ("tsan", "ThreadSanitizer"), "asan": ("asan", "AddressSanitizer and UndefinedBehaviorSanitizer")}
@@ -45,6 +49,19 @@ class Wish:
 
 # ---- the reader's files ------------------------------------------------------------------------
 
+def refuse(why: str) -> NoReturn:
+    print(why, file=sys.stderr)
+    sys.exit(USAGE)
+
+
+def cmake(stage: Path) -> str:
+    return (stage / "CMakeLists.txt").read_text(encoding="utf-8")
+
+
+def is_ladder(stage: Path) -> bool:
+    return "fa_add_ladder" in cmake(stage)
+
+
 def name_of(lesson: Lesson) -> str:
     return lesson.label.partition("/")[2]
 
@@ -59,32 +76,33 @@ def chosen(stage: Path, names: list[str]) -> list[Lesson]:
     for name in names:
         fits = [x for x in lessons if name_of(x) == name] or [x for x in lessons if name_of(x).endswith("/" + name)]
         if len(fits) != 1:
-            print(f"no skeleton {stage.name}/exercise/{name}; there are: {' '.join(map(name_of, lessons))}", file=sys.stderr)
-            sys.exit(2)
+            refuse(f"no skeleton {stage.name}/exercise/{name}; there are: {' '.join(map(name_of, lessons))}")
         found += fits
     return found
 
 
-def begin(wish: Wish, lesson: Lesson, level: int | None) -> None:
-    """The reader's copy, which nothing ever writes again."""
-    mine = wish.stage / "mine" / name_of(lesson)
-    if mine.exists():
-        has = load_copy(lesson, wish.stage, mine)[0].level
+def begin(wish: Wish, names: list[str], level: int | None, reset: bool, sanitizer: str | None) -> None:
+    """The reader's copies, which nothing ever writes again. First comes all that may be refused."""
+    named = chosen(wish.stage, names)
+    if sanitizer and is_ladder(wish.stage):
+        refuse(f"stage {wish.id}: nothing emulates its kernels; compute-sanitizer on a GPU: docs/cuda_debugging.md")
+    if sanitizer == "race" and not re.search(r"CUDA|THREADS", cmake(wish.stage)):
+        refuse(f"stage {wish.id} has one thread: nothing can race there")
+    mine = {lesson.label: wish.stage / "mine" / name_of(lesson) for lesson in skeletons(wish.stage)}
+    kept = [] if reset else [lesson for lesson in skeletons(wish.stage) if mine[lesson.label].is_file()]
+    begun = named or ([] if kept and not level else skeletons(wish.stage)[:1])
+    for lesson in begun:
+        has = load_copy(lesson, wish.stage, mine[lesson.label])[0].level if lesson in kept else level
         if level and level != has:
-            raise Bad(f"{mine.relative_to(ROOT)} is at level {has} and stays as it is; to throw it away: "
-                      f"{wish.command} {name_of(lesson)} --level {level} --reset")
-        return
-    write_whole(mine, lesson.skeleton(level or 1))
-    print(f"your copy, level {level or 1}: {mine.relative_to(ROOT)}")
-
-
-def reset(wish: Wish, lessons: list[Lesson]) -> None:
-    """Throws away the copies named, or all; predictions stay."""
-    for lesson in lessons or marked_lessons(wish.stage):
-        mine = wish.stage / "mine" / name_of(lesson)
-        if mine.exists():
-            mine.unlink()
-            print(f"removed {mine.relative_to(ROOT)}")
+            refuse(f"{mine[lesson.label].relative_to(ROOT)} is at level {has} and stays as it is; to throw it away: "
+                   f"{wish.command} {name_of(lesson)} --level {level} --reset")
+    if reset:       # the copies named, or all; predictions stay
+        for lesson in named or skeletons(wish.stage):
+            mine[lesson.label].unlink(missing_ok=True)
+    for lesson in begun:
+        if not mine[lesson.label].exists():
+            write_whole(mine[lesson.label], lesson.skeleton(level or 1))
+            print(f"your copy, level {level or 1}: {mine[lesson.label].relative_to(ROOT)}", flush=True)
 
 
 def copies(stage: Path) -> list[Copy]:
@@ -97,11 +115,13 @@ def copies(stage: Path) -> list[Copy]:
 
 
 def strangers(stage: Path) -> list[str]:
-    """Files in mine/ that nothing here judges; what editors leave behind is not told."""
+    """A line for files in mine/ that nothing here judges; what editors leave behind is not told."""
     known = {name_of(lesson) for lesson in skeletons(stage)} | OWN
     mine = stage / "mine"
     files = [f.relative_to(mine).as_posix() for f in sorted(mine.rglob("*")) if f.is_file()]
-    return [f for f in files if f not in known and not EDITORS.search(f)]
+    names = [f for f in files if f not in known and not EDITORS.search(f)]
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return [f"in {stage.name}/mine, but no skeleton of this stage, left alone: {', '.join(names[:3])}{more}"] if names else []
 
 
 # ---- building ----------------------------------------------------------------------------------
@@ -115,13 +135,16 @@ def call(wish: Wish, *command: str) -> tuple[bool, str]:
     return done.returncode == 0, done.stdout
 
 
-def configured(wish: Wish, build: Path, preset: str) -> None:
-    """Once there is a build, CMake finds new files in mine/ by itself."""
+def configured(wish: Wish, preset: str, program: str) -> Path:
+    """The build folder. Once it is there, CMake finds new files in mine/ by itself."""
+    build = ROOT / "build" / ("" if preset == "default" else preset)
+    if not (build / wish.stage.name / program).is_file():
+        print("building your code and its judge; the first time takes a minute or more", flush=True)
     if not (build / "build.ninja").is_file():
-        print(f"+ cmake --preset {preset}", flush=True)
         done, output = call(wish, "cmake", "--preset", preset)
         if not done:
             raise Bad(output + "CMake could not configure; its own words are above")
+    return build
 
 
 def built(wish: Wish, build: Path, target: str) -> tuple[bool, str]:
@@ -131,7 +154,7 @@ def built(wish: Wish, build: Path, target: str) -> tuple[bool, str]:
 def first_errors(output: str) -> list[str]:
     """The compiler's first two errors, each with the line of code that it shows."""
     lines = output.replace(str(ROOT) + "/", "").split("\n")
-    error = re.compile(r":\d+(?::\d+)?: (?:fatal )?error: |\(\d+\): error: |undefined reference|No space left")
+    error = re.compile(r":\d+(?::\d+)?: (?:fatal )?error: |\(\d+\): error: |undefined reference|Undefined symbols|No space left")
     told: list[str] = []
     for at in [i for i, line in enumerate(lines) if error.search(line)][:2]:
         told.append(lines[at][:240])
@@ -139,41 +162,46 @@ def first_errors(output: str) -> list[str]:
     return told or [line for line in lines if line.strip()][-4:]
 
 
-def not_compiled(output: str) -> None:
+def not_compiled(output: str) -> int:
     print("it does not compile yet, so nothing was tested:")
     print(*(f"  {line}" for line in first_errors(output)), sep="\n")
+    return 1
 
 
 # ---- judging -----------------------------------------------------------------------------------
+
+def fitted(lines: list[str], room: int) -> list[str]:
+    """What fits: the first to go are quantities that agree, then details, the last ones first."""
+    agree = [i for i, line in enumerate(lines) if line.endswith("  the same")]
+    details = [i for i, line in enumerate(lines) if line.startswith("  ") and i not in agree]
+    gone = set((agree + details[::-1])[:max(0, len(lines) - room)])
+    return [line for i, line in enumerate(lines) if i not in gone][:room]
+
 
 def practise(wish: Wish) -> int:
     mine = copies(wish.stage)
     files = ", ".join(f"{wish.stage.name}/mine/{c.name}" for c in mine)
     levels = "/".join(sorted({str(c.text.level) for c in mine}))
-    print(f"testing YOUR code: {files}, level {levels}", flush=True)
-    for line in [told for c in mine for told in c.told]:
-        print(line)
-    for name in strangers(wish.stage):
-        print(f"{wish.stage.name}/mine/{name}: no skeleton of this stage; left alone")
-    build = ROOT / "build"
-    configured(wish, build, "default")
-    if "fa_add_ladder" in (wish.stage / "CMakeLists.txt").read_text(encoding="utf-8"):
-        return practise_ladder(wish, build, mine)
+    said = [f"testing YOUR code: {files}, level {levels}", *[told for c in mine for told in c.told][:3], *strangers(wish.stage)]
+    print(*said, sep="\n", flush=True)
+    if is_ladder(wish.stage):
+        return practise_ladder(wish, mine)
     target = f"exercise{wish.id}_tests"
+    build = configured(wish, "default", target)
     woven, words = built(wish, build, target)
     if not woven:
         target = f"exercise{wish.id}_plain_tests"
         plain, words = built(wish, build, target)
         if not plain:
-            not_compiled(words)
-            return 1
-        print("steps   cannot be judged one by one: one of them uses what another declares")
+            return not_compiled(words)
+        said.append("steps   cannot be judged one by one: one of them uses what another declares")
+        print(said[-1])
     verdict = Verdict(program(build / wish.stage.name / target, mine, notes(wish.stage)), mine, notes(wish.stage), woven)
     verdict.judge()
-    print(*verdict.lines, sep="\n")
+    print(*(verdict.lines if wish.loud else fitted(verdict.lines, SCREEN - 2 - len(said))), sep="\n")
     if wish.loud and verdict.suite:
         print(*(t.output for t in verdict.suite.bad), sep="\n")
-    keep(wish, mine, verdict.right if verdict.woven else [])
+    keep(wish, mine, verdict.right if verdict.woven or verdict.passed else [])
     if not verdict.passed:
         advise(wish, mine, verdict)
         return 1
@@ -181,11 +209,10 @@ def practise(wish: Wish) -> int:
         print(f"the tests cannot tell, but {' '.join(verdict.empty)} {'is' if len(verdict.empty) == 1 else 'are'} not written"
               + (f"; what then goes wrong: {wish.command} --race" if has_barriers(mine) else ""))
         return 1
-    if "CUDA" in (wish.stage / "CMakeLists.txt").read_text(encoding="utf-8") and not wish.no_gpu:
+    if "CUDA" in cmake(wish.stage) and not wish.no_gpu:
         on_gpu, words = built(wish, build, f"exercise{wish.id}_on_gpu_tests")
         if not on_gpu:
-            not_compiled(words)
-            return 1
+            return not_compiled(words)
         suite = run_suite(build / wish.stage.name / f"exercise{wish.id}_on_gpu_tests", verdict.program.filter)
         print(f"on the GPU {len(suite.of('passed'))} right" + (f", {len(suite.bad)} wrong" if suite.bad else ""))
         if not suite.ok:
@@ -195,12 +222,12 @@ def practise(wish: Wish) -> int:
     return 0
 
 
-def practise_ladder(wish: Wish, build: Path, mine: list[Copy]) -> int:
+def practise_ladder(wish: Wish, mine: list[Copy]) -> int:
     """06: headers are tested everywhere, kernels where a GPU has tensor cores. Their holes are not judged one by one."""
+    build = configured(wish, "default", f"exercise{wish.id}_layouts_tests")
     done, words = built(wish, build, f"exercise{wish.id}_tests")
     if not done:
-        not_compiled(words)
-        return 1
+        return not_compiled(words)
     folder = build / wish.stage.name
     tests: list[Test] = []
     kernels = [c.name for c in mine if c.name.endswith(".cu")]
@@ -236,7 +263,7 @@ def has_barriers(mine: list[Copy]) -> bool:
 
 def advise(wish: Wish, mine: list[Copy], verdict: Verdict | None) -> None:
     ways = [f"hints: {wish.stage.name}/README.md, 'Your turn'"]
-    if verdict and has_barriers(mine) and not verdict.empty:
+    if verdict and verdict.written and has_barriers(mine):
         ways.insert(0, f"is a barrier missing? {wish.command} --race")
     if verdict and any("crash" in line for line in verdict.lines):
         ways.insert(0, f"{wish.command} --asan names the line")
@@ -271,58 +298,69 @@ def following(wish: Wish, mine: list[Copy]) -> str:
 def sanitize(wish: Wish, what: str) -> int:
     """The trials under a sanitizer: what it finds, and where in the reader's file."""
     preset, name = SANITIZERS[what]
-    if what == "race" and not re.search(r"CUDA|THREADS", (wish.stage / "CMakeLists.txt").read_text(encoding="utf-8")):
-        print(f"stage {wish.id} has one thread: nothing can race there", file=sys.stderr)
-        return 2
     mine = copies(wish.stage)
-    build = ROOT / "build" / preset
-    if not (build / "build.ninja").is_file():
-        print(f"building your code and its judge with {name}; the first time takes a minute or two", flush=True)
-    configured(wish, build, preset)
-    done, words = built(wish, build, f"exercise{wish.id}_tests")
+    target = f"exercise{wish.id}_tests"
+    build = configured(wish, preset, target)
+    done, words = built(wish, build, target)
+    if not done:    # as where it cannot be woven
+        target = f"exercise{wish.id}_plain_tests"
+        done, words = built(wish, build, target)
     if not done:
-        not_compiled(words)
-        return 1
-    judged = program(build / wish.stage.name / f"exercise{wish.id}_tests", mine, notes(wish.stage))
-    _, output = judged.run("Practice.Trials", None)
+        return not_compiled(words)
+    judged = program(build / wish.stage.name / target, mine, notes(wish.stage))
+    code, output = judged.run("Practice.Trials", None)
     if wish.loud:
         print(output)
-    found = re.search(r"WARNING: ThreadSanitizer: (.+?) \(pid|ERROR: AddressSanitizer: (\S+)|runtime error: (.+)", output)
+    lines = finding(name, output, mine)
+    if lines:
+        print(*lines, sep="\n")
+        return 1
+    right = code == 0 and not re.search(r"^trial\t[^\t\n]+\t.", output, re.M)
+    print(f"{name} finds nothing in the trials on {', '.join(c.name for c in mine)}"
+          + ("" if right else f"; but they do not all pass: {wish.command}"))
+    return 0 if right else 1
+
+
+FINDING = re.compile(r"WARNING: ThreadSanitizer: (.+?) \(pid|ERROR: AddressSanitizer: (\S+)|runtime error: (.+)")
+
+
+def finding(name: str, output: str, mine: list[Copy]) -> list[str]:
+    """The first thing that a sanitizer reports, with the reader's lines of it, two at most; nothing if there is none."""
+    found = FINDING.search(output)
     if not found:
-        print(f"{name} finds nothing in the trials on {', '.join(c.name for c in mine)}")
-        return 0
+        return []
     report = output[found.start():].partition("SUMMARY")[0]
     if found[3]:    # the place stands before it
         report = output[:found.start()].rsplit("\n", 1)[-1] + report
-    print(f"{name}: {found[1] or found[2] or found[3]}")
-    places: dict[tuple[str, int], None] = {}
-    for copy in mine:
-        for line in re.findall(rf"{re.escape(copy.text.label)}:(\d+)", report):
-            places.setdefault((copy.text.label, int(line)))
-    for label, line in list(places)[:2]:
-        text = next(c.text.lines for c in mine if c.text.label == label)
-        print(f"  {label}:{line}: {text[line - 1].strip() if line <= len(text) else ''}")
-    if not places:
-        print("  no line of yours: the caller of your code, or the judge; -v shows the report")
-    trial = re.findall(r"^begins\t(.+)$", output[:found.start()], re.M)
-    print(f"  at the trial: {trial[-1]}" if trial else "  at the first trial")
-    return 1
+    places = []     # of each access the innermost line that is the reader's
+    for access in [stack for stack in report.split("\n\n") if re.search("(?:read|write) of size", stack, re.I)] or [report]:
+        seen = [(m.start(), c.text, int(m[1])) for c in mine for m in re.finditer(rf"{re.escape(c.text.label)}:(\d+)", access)]
+        for _, text, line in sorted(seen, key=lambda place: place[0])[:1]:
+            places.append(f"  {text.label}:{line}: {text.lines[line - 1].strip() if line <= len(text.lines) else ''}")
+    trials = re.findall(r"^begins\t(.+)$", output[:found.start()], re.M)
+    return [f"{name}: {found[1] or found[2] or found[3]}",
+            *(list(dict.fromkeys(places))[:2] or ["  no line of yours: the caller of your code, or the judge; -v shows the report"]),
+            f"  at the trial: {trials[-1]}" if trials else "  at the first trial"]
 
 
 # ---- watching ----------------------------------------------------------------------------------
 
-def state(stage: Path) -> dict[Path, tuple[int, int]]:
+State = dict[Path, tuple[int, int, int]]
+
+
+def state(stage: Path) -> State:
     found = {}
     for file in sorted((stage / "mine").rglob("*")):
         try:
             if not EDITORS.search(file.name) and file.is_file():
-                found[file] = (file.stat().st_mtime_ns, file.stat().st_size)
+                is_ = file.stat()
+                found[file] = (is_.st_ino, is_.st_mtime_ns, is_.st_size)
         except OSError:     # gone between two looks, as when an editor puts another file in its place
             pass
     return found
 
 
-def settled(stage: Path, before: dict[Path, tuple[int, int]]) -> dict[Path, tuple[int, int]]:
+def settled(stage: Path, before: State) -> State:
     """Waits until a save has begun and ended: another state, the same twice, no file empty or gone for two seconds."""
     last, since = state(stage), time.monotonic()
     while True:
@@ -331,13 +369,13 @@ def settled(stage: Path, before: dict[Path, tuple[int, int]]) -> dict[Path, tupl
         if now != last:
             last, since = now, time.monotonic()
             continue
-        half = set(before) - set(now) or any(size == 0 for _, size in now.values())
+        half = set(before) - set(now) or any(size == 0 for *_, size in now.values())
         if now != before and (not half or time.monotonic() - since > 2):
             return now
 
 
-def watch(wish: Wish, judge: object) -> int:
-    seen: dict[Path, tuple[int, int]] = {}
+def watch(wish: Wish, judge: Callable[[], int]) -> int:
+    seen: State = {}
     try:
         while True:
             seen = settled(wish.stage, seen)
@@ -345,13 +383,10 @@ def watch(wish: Wish, judge: object) -> int:
                 print("\033[H\033[J\033[3J", end="")
             began = time.monotonic()
             try:
-                judge()     # type: ignore[operator]
-            except Bad as bad:
-                print(bad)
+                judge()
+            except (Bad, OSError) as error:     # as where a file goes while it is read; the next save is another chance
+                print(error)
             print(f"[{time.strftime('%H:%M:%S')}, {time.monotonic() - began:.1f} s] watching {wish.stage.name}/mine; Ctrl-C ends it", flush=True)
-            if not copies(wish.stage):
-                print(f"nothing is left in {wish.stage.name}/mine")
-                return 1
     except KeyboardInterrupt:
         print()
         return 0
@@ -359,6 +394,7 @@ def watch(wish: Wish, judge: object) -> int:
 
 def main() -> int:
     parser = Parser(description=(__doc__ or "").partition("\n")[0], prog="./learn practice")
+    parser.add_argument("what", choices=["begin", "judge"])
     parser.add_argument("stage", type=Path)
     parser.add_argument("files", nargs="*", metavar="FILE")
     parser.add_argument("--level", type=int, choices=(1, 2, 3))
@@ -369,18 +405,15 @@ def main() -> int:
     which.add_argument("--race", dest="sanitizer", action="store_const", const="race")
     which.add_argument("--asan", dest="sanitizer", action="store_const", const="asan")
     parser.add_argument("--no-gpu", default="", metavar="WHY")
-    args = parser.parse_args()
+    args = parser.parse_intermixed_args()
     wish = Wish(stage_of(args.stage), args.verbose, args.no_gpu)
-    lessons = chosen(wish.stage, args.files)
-    if args.reset:
-        reset(wish, lessons)
-    for lesson in lessons or ([] if copies(wish.stage) and not args.level else skeletons(wish.stage)[:1]):
-        begin(wish, lesson, args.level)
-    if args.sanitizer and "fa_add_ladder" in (wish.stage / "CMakeLists.txt").read_text(encoding="utf-8"):
-        print(f"stage {wish.id}: nothing emulates its kernels; compute-sanitizer on a GPU: docs/debugging.md", file=sys.stderr)
-        return 2
+    if args.what == "begin":
+        begin(wish, args.files, args.level, args.reset, args.sanitizer)
+        return 0
 
     def judge() -> int:
+        if not copies(wish.stage):
+            raise Bad(f"nothing of yours is in {wish.stage.name}/mine; {wish.command} begins again")
         return sanitize(wish, args.sanitizer) if args.sanitizer else practise(wish)
     return watch(wish, judge) if args.watch else judge()
 

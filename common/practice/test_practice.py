@@ -138,6 +138,47 @@ class Practice(unittest.TestCase):
         self.call(2, "marks.py", "check", self.stage.parent)
         self.call(2, "marks.py", "polish", self.stage)
 
+    def test_labels(self) -> None:
+        """A short label in the lesson, its words in check/practice.txt: the same skeletons as with the whole mark."""
+        whole = """void f(int n) {
+  // [blank]
+  int i = 0;
+  // [step 02.1: count (1 line)]
+  ++i;
+  // [end]
+  // [more 02.a (3): how many; until then 0 (1 line)]
+  const int k = n;  // all
+  // [end]
+  // [more 02.b: to the end (2 lines)]
+  while (i < k)
+    ++i;
+  // [end]
+  // [end blank]
+}
+"""
+        short = whole.replace("  // [more 02.a (3): how many; until then 0 (1 line)]\n  const int k = n;  // all\n  // [end]\n",
+                              "  const int k = n;  // [02.a] all\n").replace("[more 02.b: to the end (2 lines)]", "[02.b]")
+        self.put("whole.cpp", whole)
+        self.put("short.cpp", short)
+        said = self.put("check/practice.txt", "hole 02.a (3): how many; until then 0\nhole 02.b: to the end\n")
+        for level in (1, 2, 3):
+            self.assertEqual(self.skeleton("short.cpp", level)[1:], self.skeleton("whole.cpp", level)[1:])
+        self.put("online.cpp", short)
+        (self.stage / "whole.cpp").unlink()
+        (self.stage / "short.cpp").unlink()
+        self.put("check/mutants.txt", "fewer: online.cpp\nsymptom: x\n- const int k = n;  // all\n"
+                 "+ const int k = 1;  // all\nkills: A.b\n")
+        self.call(0, "mutants.py", "check", self.stage / "check/mutants.txt", self.stage)
+        self.marks(0, "write")
+        for old, new, words in (("++i;\n  // [end]\n  // [end blank]", "++i;\n  // [end blank]", "02.b is unclosed"),
+                                ("[02.a] all", "[02.c] all", "does not say what to do in 02.c"),
+                                ("// [02.b]", "// [02.b] alone", "a label alone")):
+            self.put("online.cpp", short.replace(old, new))
+            self.assertIn(words, self.marks(1, "check"), old)
+        self.put("online.cpp", short)
+        said.unlink()
+        self.assertIn("online.cpp:7: check/practice.txt does not say", self.marks(1, "check"))
+
     def test_levels(self) -> None:
         self.put("kinds.cu", KINDS)
         lines = KINDS.split("\n")
@@ -337,7 +378,7 @@ class Practice(unittest.TestCase):
     def test_mutants(self) -> None:
         file = self.stage / "check/mutants.txt"
         self.assertEqual(self.call(0, "mutants.py", "list", file), "no_rescale\tonline.cpp\t"
-                         "online.Values\nno_sum\tonline.cpp\tonline.Sum/0\n")
+                         "online.Values\twoven\nno_sum\tonline.cpp\tonline.Sum/0\twoven\n")
         self.apply(0, "no_rescale")
         self.assertIn("    const T seen = std::max(m, x[j]);\n    if (true)\n      m = seen;\n"
                       "    // [step", self.get("out.cpp"))
@@ -362,6 +403,70 @@ class Practice(unittest.TestCase):
             with self.subTest(reason):
                 self.assertIn(reason, self.apply(1, "no_rescale"))
                 self.assertIn(reason, self.call(1, *check))
+
+    def weave(self, code: int, *mutants: tuple[str, str, str], how: str = "", kills: str = "A.b") -> str:
+        """What comes of online.cpp with mutants (name, - lines, + lines), all of them woven but those alone."""
+        self.put("check/mutants.txt", "\n".join(
+            f"{name}: online.cpp{how if name == 'other' else ''}\nsymptom: s\n"
+            + "".join(f"{sign} {line}\n" for sign, text in (("-", old), ("+", new)) for line in text.split("\n") if line)
+            + f"kills: {kills}\n" for name, old, new in mutants))
+        said = self.call(code, "mutants.py", "weave", self.stage / "check/mutants.txt", "online.cpp", self.stage,
+                         "-o", self.stage / "out.cpp")
+        return said if code else self.get("out.cpp")
+
+    def test_weave(self) -> None:
+        exp = "l += std::exp(x[j] - m);"
+        woven = self.weave(0, ("late", "const T seen = m;", "const T seen = x[j];"),
+                           ("later", "const T seen = m;", "const T seen = n;"),
+                           ("no_sum", exp, ""), ("other", exp, "if (j)\n  l += 1;"))
+        head = [f'static const bool fa_mutant_{name} = fa_mutant("{name}");' for name in ("late", "later", "no_sum", "other")]
+        lesson = LESSON.split("\n")
+        self.assertEqual(woven.split("\n"), [
+            "bool fa_mutant(const char* name);", *head, f'#line 1 "{(self.stage / "online.cpp").resolve()}"', *lesson[:6],
+            "const T seen = fa_mutant_late ? static_cast<const T>(x[j]) : fa_mutant_later ? static_cast<const T>(n) : "
+            "static_cast<const T>(m);", "#line 8", *lesson[7:13],
+            "if (fa_mutant_no_sum) {", "#line 14", "} else if (fa_mutant_other) {", "#line 14", "if (j)", "  l += 1;",
+            "} else {", "#line 14", lesson[13], "}", "#line 15", *lesson[14:]])
+
+        # Under ThreadSanitizer, only those without a barrier.
+        self.put("online.cpp", LESSON.replace("  return", "  __syncthreads();\n  return"))
+        self.weave(0, ("no_sum", exp, ""), ("other", "__syncthreads();", ""))
+        self.call(0, "mutants.py", "weave", "race", self.stage / "check/mutants.txt", "online.cpp", self.stage,
+                  "-o", self.stage / "out.cpp")
+        self.assertIn("fa_mutant_other", self.get("out.cpp"))
+        self.assertNotIn("no_sum", self.get("out.cpp"))
+        self.put("online.cpp", LESSON)
+
+        # One that is alone is not there, whatever its lines are.
+        woven = self.weave(0, ("no_sum", exp, ""), ("other", "T m = x[0], l = 0;", "T m = x[0], l;"), how=" (alone)")
+        self.assertNotIn("other", woven)
+        self.assertIn("no mutant of online.cpp to weave", self.weave(1, ("other", exp, ""), how=" (alone)"))
+        self.assertIn("other\tonline.cpp\tA.b\talone\n", self.call(
+            0, "mutants.py", "list", self.stage / "check/mutants.txt"))
+
+        # The lesson's instantiations for double go, unless a test looks at double alone.
+        self.put("online.cpp", LESSON + "template T row(MatrixMap<const double>, int);\n")
+        self.assertNotIn("double", self.weave(0, ("no_sum", exp, "")))
+        self.assertIn("double", self.weave(0, ("no_sum", exp, ""), kills="A.b (double)"))
+
+    def test_what_cannot_be_woven(self) -> None:
+        self.put("online.cpp", LESSON.replace("  return", "  if (n)\n    m = 1;\n  l = 2;\n  static int k = n;\n  return"))
+        for old, new, why in (("const T seen = m;", "T seen = n;", "declares seen, which is used after it"),
+                              ("m = std::max(m, x[j]);", "T l = x[j];", "declares l, which is used after it"),
+                              ("static int k = n;", "static int k = 0;", "declares something static"),
+                              ("l += std::exp(x[j] - m);", "#pragma unroll\nl += 1;", "a line of the preprocessor"),
+                              ("for (int j = 0; j < n; ++j) {", "for (int j = 1; j < n; ++j) {", "whole statements"),
+                              ("if (n)", "if (m)", "whole statements"),
+                              ("m = 1;\nl = 2;", "m = 1;", "whole statements")):
+            with self.subTest(old):
+                said = self.weave(1, ("other", old, new))
+                self.assertIn("cannot be woven: it", said)
+                self.assertIn(why, said)
+                self.assertIn("write other: online.cpp (alone)", said)
+                self.weave(0, ("some", "return m + std::log(l);", "return m;"), ("other", old, new), how=" (alone)")
+        said = self.weave(1, ("some", "static int k = n;\nreturn m + std::log(l);", "return m;"),
+                          ("other", "return m + std::log(l);", "return m;"))
+        self.assertIn("other cannot be woven: its lines overlap those of some", said)
 
     def test_verdict(self) -> None:
         for script, code, line in (

@@ -307,8 +307,8 @@ struct Backwards {
   }
 };
 
-// The chapter's problem: what the steps note on the way, or with FA_OUTSIDE what can be seen without
-// them; then the results.
+// The chapter's problem: what the steps note on the way, or with FA_OUTSIDE what can be seen
+// without them; then the results.
 TEST(Practice, Trace) {
   const TinyProblem tiny;
   const bool outside = std::getenv("FA_OUTSIDE");

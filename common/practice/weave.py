@@ -28,6 +28,7 @@ class Notes:
         online_softmax.cpp: rows Running.* Softmax.*    the tests that judge this file; stages, or filters
         after 02.2: see("l", l);                        what is noted behind a hole, for the tiny problem
         tests 02.5: Merge.*                             what judges a hole that the trials do not reach
+        hole 02.a: the largest number so far            what to do in a hole of level 2, for marks.py
         means L: (6)                                    the equation to look at if a result differs,
         outside P: (1), (2)                             if that is all that is known: at level 3
     """
@@ -46,9 +47,11 @@ def notes(stage: Path) -> Notes:
             continue
         head, colon, rest = line.partition(": ")
         kind, _, name = head.partition(" ")
-        if not colon or not rest.strip() or name and kind not in ("after", "tests", "means", "outside"):
+        if not colon or not rest.strip() or name and kind not in ("after", "tests", "means", "outside", "hole"):
             raise Bad(f"{stage.name}/check/practice.txt:{i}: write `FILE: tests`, or after, tests, means, outside "
                       "with a name, a colon and what it says")
+        if kind == "hole":
+            continue
         if name:
             getattr(found, kind)[name] = rest.strip()
         else:
@@ -75,7 +78,7 @@ def woven_hole(copy: Lesson, mine: Region, lesson: Lesson, ours: Region, after: 
             value = f"{step} ? ({value}) : ({its})"
         return [f"{indent}{ours.head} = {value};", *note]
     return [f"{indent}if ({step}) {{", f'#line {mine.first + 2} "{copy.label}"', *own, f"{indent}}} else {{", *uses,
-            f'#line {ours.first + 2} "{lesson.label}"', *unmarked(told), f"{indent}}}", *note]
+            f'#line {lesson.place(ours.first + 1)} "{lesson.label}"', *unmarked(told), f"{indent}}}", *note]
 
 
 HELPER = re.compile(r"\b(\w+)\([^;{}]*\)\s*\{")
@@ -87,7 +90,7 @@ def helpers(lesson: Lesson) -> list[tuple[str, list[str], list[str]]]:
     for blank in lesson.regions:
         if blank.kind == "blank" and not blank.level:
             rest = [line for line in unmarked(lesson.lines[blank.last + 1:]) if line.strip()]
-            code = [f'#line {blank.first + 2} "{lesson.label}"', *unmarked(lesson.code(blank))]
+            code = [f'#line {lesson.place(blank.first + 1)} "{lesson.label}"', *unmarked(lesson.code(blank))]
             found.append((rest[0], code, HELPER.findall(re.sub(r"\{[^{}]*\}", "{", "\n".join(lesson.code(blank))))))
     return found
 

@@ -22,7 +22,16 @@ expect 2 "needs a stage" ./learn bench
 expect 2 "no skeleton 06_optimized/exercise/2_cp_async.cu" ./learn practice 06 2_cp_async.cu
 expect 2 "no skeleton 06_optimized/exercise/mma.cu; there are: ptx/fragments.hpp forward/1_mma.cu" ./learn practice 6 mma.cu
 expect 2 "practice needs a stage first, for example: ./learn practice 01 --reset" ./learn practice --reset
-expect 2 "practice has no option '--solve'" ./learn practice 1 --solve
+expect 2 "practice has no option '--solve'; usage: ./learn practice NN [FILE...] [--level 1|2|3]" ./learn practice 1 --solve
+expect 2 "--level is 1, 2 or 3, got '4'" ./learn practice 1 --level 4
+expect 2 "--level is 1, 2 or 3, got '-v'" ./learn practice 1 --level -v
+expect 2 "--level needs 1, 2 or 3" ./learn practice 1 --level
+expect 2 "practice has no option '--level=0'" ./learn practice 1 --level=0
+expect 2 "one of --race and --asan at a time" ./learn practice 4 --race -v --asan
+expect 2 "takes the name of a skeleton in 01_safe_softmax/exercise, got '../safe_softmax.cpp'" ./learn practice 1 ../safe_softmax.cpp
+expect 2 "stage 02 has one thread: nothing can race there" ./learn practice 02 --race --reset
+expect 2 "stage 06: nothing emulates its kernels" ./learn practice 06 --asan
+expect 0 "usage: ./learn practice NN" ./learn practice 2 --help
 expect 2 "bench has no option '--fast'" ./learn bench 02 --rounds 3 --fast
 expect 2 "--out needs a value" ./learn bench 02 --out
 ./learn bench 2 --help | grep "^  lanes: And 'lanes', " >/dev/null || { echo "FAILED: bench --help"; failures=$((failures + 1)); }
@@ -49,13 +58,23 @@ expect 2 "unknown stage '9'" "$links/two" test 9
 rm -r "$links"
 # A reader's broken predictions are met before anything is built, and stay as they are.
 copy=$(mktemp -d)
-cp -R learn common 00_naive "$copy"
+cp -R learn common 00_naive "$copy" && rm -rf "$copy/00_naive/mine"
 mkdir -p "$copy/00_naive/mine" && echo "memory: 2" >"$copy/00_naive/mine/predictions.txt"
 said=$(FA_NO_INSTALL=1 "$copy/learn" bench 00 2>&1 </dev/null)
 code=$?
 if [ $code -ne 2 ] || [ "$(printf '%s\n' "$said" | tail -n 1)" != "00_naive/mine/predictions.txt:1: not \`name = number\`: memory: 2" ] ||
   [ -e "$copy/build" ] || [ "$(cat "$copy/00_naive/mine/predictions.txt")" != "memory: 2" ]; then
   printf 'FAILED: bench with broken predictions\n  exit %s: %s\n' "$code" "$said"
+  failures=$((failures + 1))
+fi
+# A reader's own version is never overwritten, and what cannot work is said before anything is built.
+cp 00_naive/exercise/naive.cpp "$copy/00_naive/mine/"
+expect 2 "00_naive/mine/naive.cpp is at level 1 and stays as it is; to throw it away: ./learn practice 00 naive.cpp --level 2 --reset" \
+  "$copy/learn" practice 0 --level 2
+expect 2 "one thread" "$copy/learn" practice 0 --race --reset
+expect 2 "no skeleton 00_naive/exercise/other.cpp" "$copy/learn" practice 0 --reset other.cpp
+if [ -e "$copy/build" ] || ! cmp -s 00_naive/exercise/naive.cpp "$copy/00_naive/mine/naive.cpp" || [ "$(find "$copy/00_naive/mine" -type f | wc -l)" -ne 2 ]; then
+  echo "FAILED: practice built something, or changed a reader's files"
   failures=$((failures + 1))
 fi
 rm -r "$copy"
@@ -69,6 +88,7 @@ expect 3 "missing: cmake ninja-build" env PATH="$bare" FA_PYTHON=/nowhere FA_NO_
 ln -s /bin/true "$bare/ninja"
 printf '#!/bin/sh\necho "cmake version 3.22.1"\n' >"$bare/cmake" && chmod +x "$bare/cmake"
 expect 3 "cmake 3.25 or later is missing" env PATH="$bare" FA_PYTHON="$(command -v python3)" FA_NO_INSTALL=1 ./learn test 01
+expect 2 "no skeleton 00_naive/exercise/other.cpp" env PATH="$bare" FA_PYTHON="$(command -v python3)" ./learn practice 00 other.cpp
 ln -s /bin/false "$bare/python3"
 if ! /usr/bin/python3 -c '' 2>/dev/null; then
   expect 3 "hunt needs Python 3.9 or later" env PATH="$bare" FA_PYTHON=/nowhere ./learn hunt 00
