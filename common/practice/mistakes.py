@@ -2,7 +2,7 @@
 """Does the first screen of ./learn practice name the step that a learner's mistake is in?
 
     mistakes.py check [NN...]
-    mistakes.py run [NN...] [--level N] [--step NN.k] [--name NAME...] [--no-races] [--jobs N | --here]
+    mistakes.py run [NN...] [--level N] [--step NN.k] [--name NAME...] [--races with|without|alone] [--jobs N | --here]
 
 check/mistakes.txt holds paragraphs; a line that begins with # is a comment:
 
@@ -258,14 +258,15 @@ def main() -> int:
     parser.add_argument("--level", type=int, choices=(1, 2, 3))
     parser.add_argument("--step", help="only mistakes in this hole")
     parser.add_argument("--name", nargs="+", help="only these mistakes")
-    parser.add_argument("--no-races", action="store_true", help="without those that ThreadSanitizer judges: it builds all anew")
+    parser.add_argument("--races", choices=("with", "without", "alone"), default="with",
+                        help="those that ThreadSanitizer judges, for which it builds all anew")
     parser.add_argument("--jobs", type=int, default=1, help="copies that are judged at the same time")
     parser.add_argument("--here", action="store_true", help="in this tree instead of a copy: mine/ must be free")
     args = parser.parse_args()
     jobs = []
     for stage in stages(args.stages):
         for mistake in parse(stage / "check" / "mistakes.txt"):
-            if args.no_races and mistake.is_race:
+            if args.races != "with" and mistake.is_race != (args.races == "alone"):
                 continue
             lesson, hole, at = mistaken(stage, mistake)
             inside = any(r.level == 3 and r.first < hole.first < r.last for r in lesson.regions)
