@@ -221,6 +221,12 @@ SUMMARY: ThreadSanitizer: data race 04_toy/mine/a.cu:55 in kernel
                          ["ThreadSanitizer: data race", "  04_toy/mine/a.cu:55: line 55;", "  04_toy/mine/a.cu:48: line 48;",
                           "  at the trial: a few keys"])
 
+    def test_a_race_in_what_a_kernel_calls_is_the_kernels(self) -> None:
+        report = ("WARNING: ThreadSanitizer: data race (pid=7)\n  Write of size 4 at 0x1 by thread T3:\n"
+                  "    #0 load<32> 04_toy/mine/a.cu:5 (x+0x1)\n    #1 my_kernel<32> 04_toy/mine/a.cu:55 (x+0x1)\n"
+                  "    #2 operator() 04_toy/mine/a.cu:90 (x+0x1)\n")
+        self.assertEqual(finding("ThreadSanitizer", report, self.mine())[1], "  04_toy/mine/a.cu:55: line 55;")
+
     def test_an_access_outside(self) -> None:
         report = "begins\tx\n==7==ERROR: AddressSanitizer: heap-buffer-overflow on address 0x1\n    #0 f 04_toy/mine/a.cu:7\n\nSUMMARY: 04_toy/mine/a.cu:8"
         self.assertEqual(finding("A", report, self.mine()),
