@@ -16,8 +16,8 @@
 #   stage06_tested         builds what the tests need, but neither the benchmark nor a mutant
 #   stage06_all            builds all of these but the one before
 #   mutants                stage06.mutant.*: those of headers everywhere, of kernels where a GPU is
-#   skeletons              stage06.skeleton.*: as it is, none may pass the tests. Of kernels that is
-#                          asked of level 1 alone, of the others that they compile
+#   skeletons              stage06.skeleton.*: as it is, none may pass the tests; without a GPU kernels
+#                          must compile
 #   exercise06_tests, hunt06_tests   the tests on the reader's own headers and kernels, on demand
 # ptxas.py watches each kernel being compiled: see there what ends a build.
 function(fa_add_ladder id name)
@@ -254,28 +254,22 @@ function(fa_ladder_skeletons reason)
     endforeach()
   endforeach()
   foreach(file IN LISTS kernels)
-    fa_skeleton(${file} 1)
-    if(NOT reason)
-      fa_ladder_on_gpu_tests(${target} ${file} ${skeleton})
-      fa_judge_skeleton(${stage} ${target} ${test})
-    else()
+    foreach(level IN ITEMS 1 2 3)
+      fa_skeleton(${file} ${level})
+      if(NOT reason)
+        fa_ladder_on_gpu_tests(${target} ${file} ${skeleton})
+        fa_judge_skeleton(${stage} ${target} ${test})
+        continue()
+      endif()
       fa_skipped(${test} "${reason}" "${stage};mutant")
       if(FA_HAVE_CUDA)
         fa_ladder_object(${target} ${file} ${skeleton})
         add_dependencies(${stage}_all ${target})
-      endif()
-    endif()
-    foreach(level IN ITEMS 2 3)
-      fa_skeleton(${file} ${level})
-      if(FA_HAVE_CUDA)
-        # PTX for one architecture: a fraction of the time, and all errors of the language.
-        fa_ladder_object(${target} ${file} ${skeleton})
-        set_target_properties(${target} PROPERTIES CUDA_PTX_COMPILATION ON CUDA_ARCHITECTURES 90a-real)
-        target_compile_options(${target} PRIVATE -w)
-        add_dependencies(${stage}_all ${target})
-        fa_skipped(${test} "it compiles; level 1 is run, if there is a GPU" "${stage};mutant")
-      else()
-        fa_skipped(${test} "${reason}" "${stage};mutant")
+        if(level GREATER 1)
+          # PTX for one architecture: a fraction of the time, and all errors of the language.
+          set_target_properties(${target} PROPERTIES CUDA_PTX_COMPILATION ON CUDA_ARCHITECTURES 90a-real)
+          target_compile_options(${target} PRIVATE -w)
+        endif()
       endif()
     endforeach()
   endforeach()

@@ -211,7 +211,7 @@ function(fa_stage_mutants stage library variant)
       set(program ${stage}_mutant_${mutant})
       set(source ${mutated})
     else()  # with all others of its file
-      fa_mutated(mutants/${file} weave ${file})
+      fa_mutated(mutants/${file} weave ${file} ${race})
       get_filename_component(stem ${file} NAME_WE)
       set(program ${stage}_mutants_${stem})
       set(source ${CMAKE_CURRENT_SOURCE_DIR}/${file})
@@ -262,7 +262,7 @@ endmacro()
 macro(fa_mutated output command what)
   set(mutated ${CMAKE_CURRENT_BINARY_DIR}/${output})
   add_custom_command(OUTPUT ${mutated}
-    COMMAND ${Python3_EXECUTABLE} ${FA_MUTANTS_TOOL} ${command}
+    COMMAND ${Python3_EXECUTABLE} ${FA_MUTANTS_TOOL} ${command} ${ARGN}
             ${CMAKE_CURRENT_SOURCE_DIR}/check/mutants.txt ${what} ${CMAKE_CURRENT_SOURCE_DIR} -o ${mutated}
     DEPENDS check/mutants.txt ${file} ${FA_MUTANTS_TOOL} VERBATIM)
 endmacro()

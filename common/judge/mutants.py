@@ -86,25 +86,35 @@ def locate(mutant: Mutant, folder: Path) -> tuple[list[str], list[int]]:
     if not (folder / mutant.source).is_file():
         raise Bad(f"{mutant.source}: no such file for mutant {mutant.name}; correct its first line")
     lines = (folder / mutant.source).read_text(encoding="utf-8").split("\n")
+    return lines, place(lines, mutant.old, mutant.new, mutant.source, f"mutant {mutant.name}")
+
+
+def place(lines: list[str], old: list[str], new: list[str], where: str, what: str) -> list[int]:
+    """The indices of the old lines, which stand there once."""
     code = [i for i, line in enumerate(lines) if not is_mark(line)]
-    old, n = [line.strip() for line in mutant.old], len(mutant.old)
+    wanted, n = [line.strip() for line in old], len(old)
     found = [at for at in range(len(code) - n + 1)
-             if [unlabelled(lines[i]).strip() for i in code[at:at + n]] == old]
+             if [unlabelled(lines[i]).strip() for i in code[at:at + n]] == wanted]
     if len(found) != 1:
-        raise Bad(f"{mutant.source}: the - lines of mutant {mutant.name} match {len(found)} times "
+        raise Bad(f"{where}: the - lines of {what} match {len(found)} times "
                   "instead of once; copy them from the source again, with more context if need be")
-    if meaning(mutant.old) == meaning(mutant.new):
-        raise Bad(f"{mutant.source}: mutant {mutant.name} changes nothing; change its + lines")
-    return lines, code[found[0]:found[0] + n]
+    if meaning(old) == meaning(new):
+        raise Bad(f"{where}: {what} changes nothing; change its + lines")
+    return code[found[0]:found[0] + n]
+
+
+def substituted(lines: list[str], gone: list[int], new: list[str]) -> list[str]:
+    """The lines with the new ones in the place of those that go."""
+    at, first = gone[0], lines[gone[0]]
+    indent = first[:len(first) - len(first.lstrip())]
+    rest = [line for i, line in enumerate(lines) if i > at and i not in gone]
+    return lines[:at] + [(indent + line).rstrip() for line in new] + rest
 
 
 def apply(mutant: Mutant, folder: Path) -> tuple[list[str], int]:
     """The lines of the mutated source, and the index of the first one that differs."""
     lines, gone = locate(mutant, folder)
-    at, first = gone[0], lines[gone[0]]
-    indent = first[:len(first) - len(first.lstrip())]
-    rest = [line for i, line in enumerate(lines) if i > at and i not in gone]
-    return lines[:at] + [(indent + line).rstrip() for line in mutant.new] + rest, at
+    return substituted(lines, gone, mutant.new), gone[0]
 
 
 def values(texts: list[list[str]]) -> list[re.Match[str]]:
@@ -233,6 +243,11 @@ def removes_barrier(mutant: Mutant) -> bool:
     return count[1] < count[0]
 
 
+def judged(file: Path, race: bool) -> list[Mutant]:
+    """The mutants that a build judges: those without a barrier under ThreadSanitizer, else all but those for it."""
+    return [m for m in parse(file) if (removes_barrier(m) if race else not m.race_only)]
+
+
 def race(exe: Path, test: str, source: Path) -> tuple[int, str]:
     """A program built with ThreadSanitizer must report a race between two lines of the source."""
     done = subprocess.run([str(exe.absolute()), f"--gtest_filter={test}"], stdout=subprocess.PIPE,
@@ -262,6 +277,7 @@ def main() -> int:
     one.add_argument("source_dir", type=Path)
     one.add_argument("-o", "--out", type=Path, required=True)
     woven = commands.add_parser("weave", help="write the source with all its mutants but those alone in it")
+    woven.add_argument("race", nargs="?", choices=["race"], help="only those without a barrier")
     woven.add_argument("file", type=Path)
     woven.add_argument("source")
     woven.add_argument("source_dir", type=Path)
@@ -279,9 +295,7 @@ def main() -> int:
     racing.add_argument("source", type=Path)
     args = parser.parse_args()
     if args.command == "list":
-        for m in parse(args.file):
-            if not removes_barrier(m) if args.race else m.race_only:
-                continue
+        for m in judged(args.file, bool(args.race)):
             print(m.name, m.source, m.kills, "alone" if m.alone else "woven", sep="\t")
         return 0
     if args.command == "check":
@@ -294,7 +308,7 @@ def main() -> int:
         write_whole(args.out, text if mutant.in_double else for_float(text))
         return 0
     if args.command == "weave":
-        mutants = [m for m in parse(args.file) if m.source == args.source and not m.alone]
+        mutants = [m for m in judged(args.file, bool(args.race)) if m.source == args.source and not m.alone]
         if not mutants:
             raise Bad(f"{args.file}: no mutant of {args.source} to weave; `mutants.py list` prints them all")
         text = weave(mutants, args.source_dir)

@@ -16,7 +16,7 @@ void record(const char* name, double x);
 
 // Notes what a step has computed: a number, n numbers, or a matrix, row by row.
 template <class T>
-  requires std::is_arithmetic_v<T>
+requires std::is_arithmetic_v<T>
 void see(const char* name, T x) {
   if (recording) record(name, double(x));
 }

@@ -428,6 +428,15 @@ class Practice(unittest.TestCase):
             "if (fa_mutant_no_sum) {", "#line 14", "} else if (fa_mutant_other) {", "#line 14", "if (j)", "  l += 1;",
             "} else {", "#line 14", lesson[13], "}", "#line 15", *lesson[14:]])
 
+        # Under ThreadSanitizer, only those without a barrier.
+        self.put("online.cpp", LESSON.replace("  return", "  __syncthreads();\n  return"))
+        self.weave(0, ("no_sum", exp, ""), ("other", "__syncthreads();", ""))
+        self.call(0, "mutants.py", "weave", "race", self.stage / "check/mutants.txt", "online.cpp", self.stage,
+                  "-o", self.stage / "out.cpp")
+        self.assertIn("fa_mutant_other", self.get("out.cpp"))
+        self.assertNotIn("no_sum", self.get("out.cpp"))
+        self.put("online.cpp", LESSON)
+
         # One that is alone is not there, whatever its lines are.
         woven = self.weave(0, ("no_sum", exp, ""), ("other", "T m = x[0], l = 0;", "T m = x[0], l;"), how=" (alone)")
         self.assertNotIn("other", woven)

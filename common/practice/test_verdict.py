@@ -84,9 +84,9 @@ class OfAProgram(unittest.TestCase):
 
     def test_wrong(self) -> None:
         found = self.judged("wrong")
-        self.assertEqual(found.lines[:3], ["  tiny problem equation   yours                            the chapter's",
-                                           "  P            (2)        1 2 3 4                          the same",
-                                           "  s            (1)        6                                5  <-   numbers 5 to 5 of 5"])
+        self.assertEqual(found.lines[:3], ["  tiny problem    equation      yours                            the chapter's",
+                                           "  P               (2)           1 2 3 4                          the same",
+                                           "  s               (1)           6                                5  <-   numbers 5 to 5 of 5"])
         self.assertEqual(found.lines[3:], ["steps   02.1 not yet · 02.2 right", "02.1, equation (1): what 02.1 does",
                                            "  wrong: O, all of row 4; LSE right",
                                            "  wrong with a few keys; right with causal, top left"])

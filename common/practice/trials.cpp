@@ -2,6 +2,7 @@
 // hole alone, all of them, none. What they print is for it: fields between tabs.
 #include <gtest/gtest.h>
 
+#include <array>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -88,7 +89,6 @@ void show(const char* name, const Buffer<T>& x) {
 }
 
 using ForwardFunction = std::function<void(const ForwardCall<float>&)>;
-using BackwardFunction = std::function<void(const BackwardCall<float>&)>;
 
 Spec tiny_spec() {
   Spec spec;
@@ -96,48 +96,219 @@ Spec tiny_spec() {
   return spec;
 }
 
-// A method as a black box. Where V is one for one key and zero for the others, O is what that key
-// weighs: the weights of any method can be seen, whatever it calls them.
-void look_from_outside(const ForwardFunction& forward, bool lse) {
-  const TinyProblem tiny;
-  double P[4][4] = {};
-  for (int pair = 0; pair < 2; ++pair) {
-    ForwardCase<float> c(tiny_spec(), lse);
-    fill(c.Q, tiny.Q), fill(c.K, tiny.K);
-    c.V.fill([&](auto, auto, auto j, auto x) { return j == 2 * pair + x ? 1.0 : 0.0; });
-    forward(c.call());
-    c.O.for_each(
-        [&](auto b, auto h, auto i, auto x) { P[i][2 * pair + x] = double(c.O.at(b, h, i, x)); });
-  }
-  for (const auto& row : P)
-    for (int j = 1; j < 4; ++j) record("S_ij - S_i0", std::log(row[j] / row[0]));
-  for (const auto& row : P) record("sum of P_i", row[0] + row[1] + row[2] + row[3]);
-  for (const auto& row : P)
-    for (double weight : row) record("P", weight);
-}
-// Where dO is one for one row, dV holds that row's weights. Where the keys' last number is one, the
-// last of dQ is the sum of a row of dS, which is zero.
-void look_from_outside(const BackwardFunction& backward) {
-  const TinyProblem tiny;
-  for (int pair = 0; pair < 2; ++pair) {
-    BackwardCase<float> c(tiny_spec());
-    fill(c.Q, tiny.Q), fill(c.K, tiny.K), fill(c.V, tiny.V);
-    c.dO.fill([&](auto, auto, auto i, auto x) { return i == 2 * pair + x ? 1.0 : 0.0; });
-    c.fill_context();
-    backward(c.call());
-    for (int x = 0; x < 2; ++x)
-      for (int j = 0; j < 4; ++j) record("P", double(c.dV.at(0, 0, j, x)));
-  }
-  BackwardCase<float> c(tiny_spec());
-  fill(c.Q, tiny.Q), fill(c.V, tiny.V);
-  c.K.fill([&](auto, auto, auto j, auto x) { return x == 1 ? 1.0 : double(j); });
-  c.fill_context();
-  backward(c.call());
-  for (int i = 0; i < 4; ++i) record("sum of dS_i", double(c.dQ.at(0, 0, i, 1)));
-}
+// A method as a black box: small problems, each of which shows one quantity whatever the method calls
+// it, in an order in which the first that differs tells most. Where V is one for one key and zero
+// for the others, O is what that key weighs.
+struct Forwards {
+  const StageUnderTest& stage;
+  const ForwardFunction& forward;
+  const TinyProblem tiny = {};
 
-// The chapter's problem: what the steps note on the way, or with FA_OUTSIDE what can be seen without
-// them; then the results.
+  void call(ForwardCase<float>& c) const {
+    forward(c.call());
+    std::fflush(stdout);  // what comes before a crash is not lost
+  }
+
+  // Key 0 and key j, with `between` keys that weigh nothing between them; the larger score comes
+  // first, or last. Rows may differ in which that is, so both orders are tried.
+  void two_keys(const char* ratio, const char* sum, const char* lse, std::int64_t between,
+                bool rising) const {
+    std::vector<double> ratios, sums, lses;
+    for (int j = 1; j < 4; ++j)
+      for (int i = 0; i < 4; ++i) {
+        const float *q = tiny.Q + 2 * i, *one = tiny.K, *other = tiny.K + 2 * j;
+        const bool grows = q[0] * one[0] + q[1] * one[1] <= q[0] * other[0] + q[1] * other[1];
+        const bool swapped = grows != rising;
+        double weight[2];
+        for (const bool last : {false, true}) {
+          ForwardCase<float> c({shape(4, 2 + between, 2)}, stage.promises.lse);
+          fill(c.Q, tiny.Q);
+          c.K.fill([&](auto, auto, auto k, auto x) {
+            return k == 0             ? double((swapped ? other : one)[x])
+                   : k == between + 1 ? double((swapped ? one : other)[x])
+                                      : -100.0;
+          });
+          c.V.fill([&](auto, auto, auto k, auto) { return k == last * (between + 1) ? 1.0 : 0.0; });
+          call(c);
+          weight[last != swapped] = double(c.O.at(0, 0, i, 0));
+          if (stage.promises.lse && last) lses.push_back(double(c.LSE.at(0, 0, i)));
+        }
+        ratios.push_back(std::log(weight[1] / weight[0]));
+        sums.push_back(weight[0] + weight[1]);
+      }
+    for (double x : ratios) record(ratio, x);
+    for (double x : sums) record(sum, x);
+    for (double x : lses) record(lse, x);
+  }
+
+  void random(const Spec& spec, const char* output, const char* lse) const {
+    ForwardCase<float> c(spec, stage.promises.lse);
+    call(c);
+    show(output, c.O);
+    if (stage.promises.lse) show(lse, c.LSE);
+  }
+
+  // All scores are equal, and V is one for key 0 in its first column, for all keys in the second.
+  void mask(const Spec& spec, const char* sum, const char* seen) const {
+    ForwardCase<float> c(spec, stage.promises.lse);
+    const auto one = [](auto, auto, auto, auto x) { return x == 0 ? 1.0 : 0.0; };
+    c.Q.fill(one), c.K.fill(one);
+    c.V.fill([](auto, auto, auto j, auto x) { return j == 0 || x == 1 ? 1.0 : 0.0; });
+    call(c);
+    c.O.for_each([&](auto b, auto h, auto i, auto x) {
+      if (x == 1) record(sum, double(c.O.at(b, h, i, 1)));
+    });
+    c.O.for_each([&](auto b, auto h, auto i, auto x) {
+      if (x == 0) record(seen, 1 / double(c.O.at(b, h, i, 0)));
+    });
+  }
+
+  void look() const {
+    const std::int64_t many = stage.effort == StageUnderTest::Effort::small ? 70 : 150;
+    two_keys("S_ij - S_i0", "sum of P_i", "L of two keys", 0, false);
+    two_keys("P, rising", "sum, rising", "L, rising", 0, true);
+    random({shape(4, 1, 70)}, "O, wide head", "S, wide head");
+    random({shape(3, 30, 4)}, "O, 30 keys", "L, 30 keys");
+    random({shape(many, 2, 8)}, "O, many rows", "L, many rows");
+    two_keys("P, far key", "sum, far key", "L, far key", many, false);
+    two_keys("P, far rising", "sum, far rising", "L, far rising", many, true);
+    mask({shape(2, many, 2)}, "sum, many keys", "keys seen");
+    random({shape(3, many, 8)}, "O, many keys", "L, many keys");
+    if (stage.promises.causal) {
+      Spec spec{shape(37, 45, 2)};
+      for (const Causal causal : {Causal::top_left, Causal::bottom_right}) {
+        spec.p.causal = causal;
+        mask(spec, "sum, causal", "keys, causal");
+      }
+    }
+    if (stage.promises.key_lengths) {
+      Spec spec{shape(2, 40, 2, 2)};
+      spec.lengths = {1, 35};
+      mask(spec, "sum, lengths", "keys, lengths");
+      spec.lengths = {0, 3};
+      random(spec, "O, no keys", "L, no keys");
+    }
+    random({shape(5, 7, 4, 2, 4, 2)}, "O, heads", "L, heads");
+    if (stage.promises.large_scores) {
+      Spec spec{shape(5, 7, 4)};
+      spec.data = {Data::Kind::alternating, 60};
+      random(spec, "O, +60 and -60", "L, +60 and -60");
+    }
+    if (stage.promises.lse) {
+      ForwardCase<float> c({shape(3, 4, 2)}, false);
+      call(c);
+      show("O without L", c.O);
+    }
+  }
+};
+
+// The same for a backward. The scores are those of the tiny problem, in the first two of 12 columns.
+// Of the others each query has one of its own, and so has each key, where the other side is zero:
+// there dQ and dK hold scale dS. One more, which no score sees, is D's: where V is zero, dS is -P D,
+// and D is what O says; where O is zero, dS is P dP.
+struct Backwards {
+  const StageUnderTest& stage;
+  const TinyProblem tiny = {};
+
+  void call(BackwardCase<float>& c) const {
+    stage.f32.backward(c.call());
+    std::fflush(stdout);  // what comes before a crash is not lost
+  }
+  using Scores = std::array<std::array<double, 4>, 4>;
+
+  // dS as dQ and as dK have it.
+  std::array<Scores, 2> scores(bool values, bool delta) const {
+    Spec spec{shape(4, 4, 12)};
+    spec.p.scale = 0.5;
+    BackwardCase<float> c(spec);
+    const auto columns = [](const float* from, int own) {
+      return [=](auto, auto, auto i, auto x) {
+        return x < 2 ? double(from[2 * i + x]) : double(x == own + i);
+      };
+    };
+    c.Q.fill(columns(tiny.Q, 4)), c.K.fill(columns(tiny.K, 8));
+    c.V.fill([&](auto, auto, auto j, auto x) {
+      return values && x < 2 ? double(tiny.V[2 * j + x]) : 0.0;
+    });
+    c.dO.fill([&](auto, auto, auto i, auto x) {
+      return x < 2 && values ? double(1 + i * x) : double(x == 2);
+    });
+    c.fill_context();
+    if (!values || !delta)
+      c.O.fill([&](auto, auto, auto i, auto x) { return delta && x == 2 ? 1.0 + double(i) : 0.0; });
+    call(c);
+    std::array<Scores, 2> dS;
+    for (int i = 0; i < 4; ++i)
+      for (int j = 0; j < 4; ++j) {
+        dS[0][i][j] = 2 * double(c.dQ.at(0, 0, i, 8 + j));
+        dS[1][i][j] = 2 * double(c.dK.at(0, 0, j, 4 + i));
+      }
+    return dS;
+  }
+  void show_scores(bool values, bool delta, std::array<const char*, 2> names) const {
+    const auto dS = scores(values, delta);
+    for (std::size_t k = 0; k < 2; ++k)
+      for (const auto& row : dS[k])
+        for (double x : row) record(names[k], x);
+  }
+  void show_deltas() const {
+    const auto dS = scores(false, true);
+    const char *const ratio[] = {"S, by dQ", "S, by dK"}, *const D[] = {"D, by dQ", "D, by dK"};
+    for (std::size_t k = 0; k < 2; ++k)
+      for (const auto& row : dS[k])
+        for (int j = 1; j < 4; ++j) record(ratio[k], std::log(row[j] / row[0]));
+    for (std::size_t k = 0; k < 2; ++k)
+      for (const auto& row : dS[k]) record(D[k], -(row[0] + row[1] + row[2] + row[3]));
+  }
+
+  // Where dO is one for one row, dV holds that row's weights.
+  void weights() const {
+    for (int pair = 0; pair < 2; ++pair) {
+      BackwardCase<float> c(tiny_spec());
+      fill(c.Q, tiny.Q), fill(c.K, tiny.K), fill(c.V, tiny.V);
+      c.dO.fill([&](auto, auto, auto i, auto x) { return i == 2 * pair + x ? 1.0 : 0.0; });
+      c.fill_context();
+      call(c);
+      for (int x = 0; x < 2; ++x)
+        for (int j = 0; j < 4; ++j) record("P, by dV", double(c.dV.at(0, 0, j, x)));
+    }
+  }
+
+  void random(const Spec& spec, std::array<const char*, 3> names) const {
+    BackwardCase<float> c(spec);
+    call(c);
+    show(names[0], c.dV), show(names[1], c.dK), show(names[2], c.dQ);
+  }
+
+  void look() const {
+    const std::int64_t many = stage.effort == StageUnderTest::Effort::small ? 70 : 150;
+    if (stage.promises.backward_reads_O_and_LSE) {
+      show_deltas();
+      show_scores(true, false, {"P dP, by dQ", "P dP, by dK"});
+    }
+    weights();
+    show_scores(true, true, {"dS, by dQ", "dS, by dK"});
+    random({shape(3, 5, 70)}, {"dV, wide head", "dK, wide head", "dQ, wide head"});
+    random({shape(many, 5, 8)}, {"dV, many rows", "dK, many rows", "dQ, many rows"});
+    random({shape(5, many, 8)}, {"dV, many keys", "dK, many keys", "dQ, many keys"});
+    if (stage.promises.causal) {
+      Spec spec{shape(37, 45, 8)};
+      for (const Causal causal : {Causal::top_left, Causal::bottom_right}) {
+        spec.p.causal = causal;
+        random(spec, {"dV, causal", "dK, causal", "dQ, causal"});
+      }
+    }
+    if (stage.promises.key_lengths) {
+      Spec spec{shape(7, 40, 8, 3)};
+      spec.lengths = {0, 1, 35};
+      random(spec, {"dV, lengths", "dK, lengths", "dQ, lengths"});
+    }
+    random({shape(5, 7, 4, 2, 4, 2)}, {"dV, heads", "dK, heads", "dQ, heads"});
+  }
+};
+
+// The chapter's problem: what the steps note on the way, or with FA_OUTSIDE what can be seen
+// without them; then the results.
 TEST(Practice, Trace) {
   const TinyProblem tiny;
   const bool outside = std::getenv("FA_OUTSIDE");
@@ -146,7 +317,7 @@ TEST(Practice, Trace) {
     const std::string wrong = tried([&] {
       if (has_forward(stage)) {
         const ForwardFunction forward = stage.by_hand ? stage.by_hand : stage.f32.forward;
-        if (outside) look_from_outside(forward, stage.promises.lse);
+        if (outside) Forwards{stage, forward}.look();
         ForwardCase<float> c(tiny_spec(), stage.promises.lse);
         fill(c.Q, tiny.Q), fill(c.K, tiny.K), fill(c.V, tiny.V);
         const auto call = c.call();
@@ -157,7 +328,7 @@ TEST(Practice, Trace) {
         show("O", c.O);
       }
       if (stage.f32.backward) {
-        if (outside) look_from_outside(stage.f32.backward);
+        if (outside) Backwards{stage}.look();
         // Where the forward's own stage has a backward, in 00, the chapter takes another last row.
         const float dO[] = {1, 0, 0, 1, 1, 1, 1, has_forward(stage) ? 1.f : -1.f};
         BackwardCase<float> c(tiny_spec());

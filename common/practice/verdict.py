@@ -150,6 +150,19 @@ def differs(got: list[float], want: list[float]) -> int | None:
     return None
 
 
+def origin_of(name: str, got: list[float], wrong: set[str], origin: dict[str, str]) -> str:
+    """The equation of a quantity: that of `A and B` if both are wrong, of `A nan` if yours is no number, of `nothing` if the
+    program ended before it."""
+    if not got:
+        return origin.get(f"{name} nothing", origin.get("nothing", origin.get(name, "")))
+    for pair in origin:
+        if " and " in pair and name in (parts := pair.removesuffix(" nan").split(" and ")) and set(parts) <= wrong:
+            name = " and ".join(parts)
+            break
+    no_number = any(abs(x) == float("inf") or x != x for x in got)
+    return origin.get(f"{name} nan" if no_number else name, origin.get(name, ""))
+
+
 def table(yours: dict[str, list[float]], theirs: dict[str, list[float]], origin: dict[str, str]) -> list[str]:
     """A line for each quantity up to the first that differs; nothing if none does."""
     lines = []
@@ -159,15 +172,13 @@ def table(yours: dict[str, list[float]], theirs: dict[str, list[float]], origin:
         at = differs(got, want)
         first = (at or 0) // COLUMNS * COLUMNS
         ours, its = (" ".join(map(number, x[first:first + COLUMNS])) or "nothing" for x in (got, want))
-        from_ = origin.get(name, "")
-        if {"dK", "dQ"} <= wrong:
-            from_ = origin.get("dK and dQ", from_) if name in ("dK", "dQ") else from_
+        from_ = origin_of(name, got, wrong, origin)
         if at is None:
-            lines.append(f"  {name:<12} {from_:<10} {ours:<32} the same")
+            lines.append(f"  {name:<15} {from_:<13} {ours:<32} the same")
             continue
         place = f"   numbers {first + 1} to {min(first + COLUMNS, len(want))} of {len(want)}" if len(want) > COLUMNS else ""
-        head = f"  {'tiny problem':<12} {'equation':<10} {'yours':<32} the chapter's"
-        return [head, *lines[1 - QUANTITIES:], f"  {name:<12} {from_:<10} {ours:<32} {its}  <-{place}"]
+        head = f"  {'tiny problem':<15} {'equation':<13} {'yours':<32} the chapter's"
+        return [head, *lines[1 - QUANTITIES:], f"  {name:<15} {from_:<13} {ours:<32} {its}  <-{place}"]
     return []
 
 
@@ -250,11 +261,18 @@ class Verdict:
                 origin[name] = equations(hole.equations)
         if outside:
             origin |= self.notes.outside
+            for copy in self.mine:
+                own = f"{copy.name} "
+                origin |= {name.removeprefix(own): of for name, of in self.notes.outside.items() if name.startswith(own)}
         for stage, want in theirs.items():
             if lines := table(yours.get(stage, {}), want, origin):
-                return lines
-        names = ", ".join(dict.fromkeys(name for seen in theirs.values() for name in seen))
-        return [f"tiny problem: as in the chapter ({names})"] if names else []     # none where the judge itself stops
+                return [lines[0].replace("tiny problem ", "from outside "), *lines[1:]] if outside else lines
+        seen = list(dict.fromkeys(name for its in theirs.values() for name in its))
+        if not seen:    # the judge itself stops, as where a line outside of the holes is wrong
+            return []
+        if outside:
+            return [f"from outside: as the lesson, in {len(seen)} quantities on small problems"]
+        return [f"tiny problem: as in the chapter ({', '.join(seen)})"]
 
     def say_steps(self) -> None:
         if not self.woven:
