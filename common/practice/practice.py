@@ -201,8 +201,10 @@ def practise(wish: Wish) -> int:
     verdict = Verdict(program(build / wish.stage.name / target, mine, notes(wish.stage)), mine, notes(wish.stage), woven)
     verdict.judge()
     print(*(verdict.lines if wish.loud else fitted(verdict.lines, SCREEN - 2 - len(said))), sep="\n")
-    if wish.loud and verdict.suite:
-        print(*(t.output for t in verdict.suite.bad), sep="\n")
+    if wish.loud:
+        for name, lines in verdict.wrong.items():
+            print(f"{name}, alone:", *lines, sep="\n  ")
+        print(*(t.output for t in (verdict.suite or verdict.program.suite()).bad), sep="\n")
     keep(wish, mine, verdict.right if verdict.woven or verdict.passed else [])
     if not verdict.passed:
         advise(wish, mine, verdict)
