@@ -86,11 +86,11 @@ def locate(mutant: Mutant, folder: Path) -> tuple[list[str], list[int]]:
     if not (folder / mutant.source).is_file():
         raise Bad(f"{mutant.source}: no such file for mutant {mutant.name}; correct its first line")
     lines = (folder / mutant.source).read_text(encoding="utf-8").split("\n")
-    return lines, place(lines, mutant.old, mutant.new, mutant.source, f"mutant {mutant.name}")
+    return lines, places(lines, mutant.old, mutant.new, mutant.source, f"mutant {mutant.name}")
 
 
-def place(lines: list[str], old: list[str], new: list[str], where: str, what: str) -> list[int]:
-    """The indices of the old lines, which stand there once."""
+def places(lines: list[str], old: list[str], new: list[str], where: str, what: str) -> list[int]:
+    """The indices of the old lines, which stand there once, one after the other."""
     code = [i for i, line in enumerate(lines) if not is_mark(line)]
     wanted, n = [line.strip() for line in old], len(old)
     found = [at for at in range(len(code) - n + 1)
@@ -103,18 +103,17 @@ def place(lines: list[str], old: list[str], new: list[str], where: str, what: st
     return code[found[0]:found[0] + n]
 
 
-def substituted(lines: list[str], gone: list[int], new: list[str]) -> list[str]:
-    """The lines with the new ones in the place of those that go."""
-    at, first = gone[0], lines[gone[0]]
-    indent = first[:len(first) - len(first.lstrip())]
-    rest = [line for i, line in enumerate(lines) if i > at and i not in gone]
-    return lines[:at] + [(indent + line).rstrip() for line in new] + rest
-
-
 def apply(mutant: Mutant, folder: Path) -> tuple[list[str], int]:
     """The lines of the mutated source, and the index of the first one that differs."""
     lines, gone = locate(mutant, folder)
     return substituted(lines, gone, mutant.new), gone[0]
+
+
+def substituted(lines: list[str], gone: list[int], new: list[str]) -> list[str]:
+    at, first = gone[0], lines[gone[0]]
+    indent = first[:len(first) - len(first.lstrip())]
+    rest = [line for i, line in enumerate(lines) if i > at and i not in gone]
+    return lines[:at] + [(indent + line).rstrip() for line in new] + rest
 
 
 def values(texts: list[list[str]]) -> list[re.Match[str]]:

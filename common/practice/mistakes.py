@@ -2,7 +2,7 @@
 """Does the first screen of ./learn practice name the step that a learner's mistake is in?
 
     mistakes.py check [NN...]
-    mistakes.py run [NN...] [--level N] [--step NN.k] [--name NAME...] [--no-races] [--jobs N]
+    mistakes.py run [NN...] [--level N] [--step NN.k] [--name NAME...] [--races with|without|alone] [--jobs N | --here]
 
 check/mistakes.txt holds paragraphs; a line that begins with # is a comment:
 
@@ -16,7 +16,7 @@ filled in as in the lesson but for the mistake, lets practice.py judge it, and r
 mistake if the screen calls its step `not yet` and no right one, or names its equation among at most three. A mistake
 that takes a barrier away is judged by `--race`, which must show a line close to it, and the screen must point there.
 
-All this happens in copies of the tree, build/mistakes/1, 2 ..., which stay for the next time.
+All this happens in copies of the tree, build/mistakes/1, 2 ..., which stay for the next time; or in this one.
 """
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from pathlib import Path
 from queue import Queue
 
 from marks import BARRIER, Lesson, Region, load, marked_lessons, unmarked  # puts common/judge on the path
-from mutants import place, substituted
+from mutants import places, substituted
 from source import Bad, Parser, run, write_whole
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -88,13 +88,14 @@ def mistaken(stage: Path, mistake: Mistake) -> tuple[Lesson, Region, int]:
                 continue
             if mistake.equation and mistake.equation not in hole.equations:
                 raise Bad(f"{stage.name}/check/mistakes.txt: {mistake.name}: {hole.name} has no equation ({mistake.equation})")
-            gone = place(lesson.code(hole), mistake.old, mistake.new, lesson.label, f"mistake {mistake.name}")
-            code, at = substituted(lesson.code(hole), gone, mistake.new), gone[0]
+            code = lesson.code(hole)
+            gone = places(code, mistake.old, mistake.new, lesson.label, f"mistake {mistake.name}")
+            code = substituted(code, gone, mistake.new)
             lines = lesson.lines[:hole.first + 1] + code + lesson.lines[hole.last:]
             more = len(lines) - len(lesson.lines)
             regions = [replace(r, first=r.first + more * (r.first > hole.first), last=r.last + more * (r.last > hole.first))
                        for r in lesson.regions]
-            return replace(lesson, lines=lines, regions=regions), hole, hole.first + 1 + at
+            return replace(lesson, lines=lines, regions=regions), hole, hole.first + 1 + gone[0]
     raise Bad(f"{stage.name}/check/mistakes.txt: {mistake.name}: no hole {mistake.hole} in the lessons")
 
 
@@ -167,11 +168,13 @@ def judge(tree: Path, stage: Path, mistake: Mistake, level: int) -> Result:
     text, place = reader(lesson, level, at)
     name = lesson.label.partition("/")[2]
     mine = tree / stage.name / "mine"
-    command = [sys.executable, str(tree / "common/practice/practice.py"), stage.name, "--no-gpu", "no GPU answers"]
+    command = [sys.executable, str(tree / "common/practice/practice.py"), "judge", stage.name, "--no-gpu", "no GPU answers"]
 
     def screen(*more: str) -> list[str]:
         done = subprocess.run([*command, *more], cwd=tree, text=True, errors="replace", check=False,
                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        if done.returncode not in (0, 1) or "testing YOUR code" not in done.stdout and "--race" not in more:
+            raise Bad(f"{mistake.name}, level {level}: practice.py ends with {done.returncode}: {done.stdout.strip()[-500:]}")
         return [line for line in done.stdout.split("\n") if not line.startswith("+ ")][:SCREEN]
     if not (mine / name).is_file():     # what is built once is not timed
         shutil.rmtree(mine, ignore_errors=True)
@@ -207,10 +210,23 @@ def copied(to: Path) -> Path:
     return to
 
 
-def judge_all(jobs: list[tuple[Path, Mistake, int]], at_once: int) -> list[Result]:
+def judge_here(jobs: list[tuple[Path, Mistake, int]]) -> list[Result]:
+    """In this tree, whose build is there already, and whose mine/ nobody uses."""
+    places = {stage / "mine" for stage, _, _ in jobs}
+    for mine in sorted(places):
+        if mine.exists():
+            raise Bad(f"{mine.relative_to(ROOT)} holds somebody's work; go without --here")
+    try:
+        return judge_all(jobs, [ROOT])
+    finally:
+        for mine in places:
+            shutil.rmtree(mine, ignore_errors=True)
+
+
+def judge_all(jobs: list[tuple[Path, Mistake, int]], where: list[Path]) -> list[Result]:
     trees: Queue[Path] = Queue()
-    for n in range(at_once):
-        trees.put(copied(ROOT / "build/mistakes" / str(n + 1)))
+    for tree in where:
+        trees.put(tree)
 
     def one(job: tuple[Path, Mistake, int]) -> Result:
         tree = trees.get()
@@ -221,7 +237,7 @@ def judge_all(jobs: list[tuple[Path, Mistake, int]], at_once: int) -> list[Resul
         print(f"{found.stage}  {found.mistake.hole}  {found.level}  {found.mistake.name:<28} "
               f"{'named' if found.named else 'NOT NAMED: ' + found.said:<40} {found.seconds:.1f} s", flush=True)
         return found
-    with ThreadPoolExecutor(at_once) as pool:
+    with ThreadPoolExecutor(len(where)) as pool:
         return list(pool.map(one, jobs))
 
 
@@ -242,13 +258,15 @@ def main() -> int:
     parser.add_argument("--level", type=int, choices=(1, 2, 3))
     parser.add_argument("--step", help="only mistakes in this hole")
     parser.add_argument("--name", nargs="+", help="only these mistakes")
-    parser.add_argument("--no-races", action="store_true", help="without those that ThreadSanitizer judges: it builds all anew")
+    parser.add_argument("--races", choices=("with", "without", "alone"), default="with",
+                        help="those that ThreadSanitizer judges, for which it builds all anew")
     parser.add_argument("--jobs", type=int, default=1, help="copies that are judged at the same time")
+    parser.add_argument("--here", action="store_true", help="in this tree instead of a copy: mine/ must be free")
     args = parser.parse_args()
     jobs = []
     for stage in stages(args.stages):
         for mistake in parse(stage / "check" / "mistakes.txt"):
-            if args.no_races and mistake.is_race:
+            if args.races != "with" and mistake.is_race != (args.races == "alone"):
                 continue
             lesson, hole, at = mistaken(stage, mistake)
             inside = any(r.level == 3 and r.first < hole.first < r.last for r in lesson.regions)
@@ -260,7 +278,8 @@ def main() -> int:
         return 0
     if not jobs:
         raise Bad("no such mistake; check/mistakes.txt lists them")
-    results = judge_all(jobs, args.jobs)
+    results = judge_here(jobs) if args.here else \
+        judge_all(jobs, [copied(ROOT / "build/mistakes" / str(n + 1)) for n in range(args.jobs)])
     print(*summary(results), sep="\n")
     return 0 if all(r.named for r in results) else 1
 

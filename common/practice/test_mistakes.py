@@ -4,9 +4,11 @@ from __future__ import annotations
 import tempfile
 import unittest
 from pathlib import Path
+from unittest import mock
 
+import mistakes
 from marks import load_copy, marked_lessons
-from mistakes import Mistake, mistaken, named, parse, reader, stages, told_equations
+from mistakes import Mistake, judge_here, mistaken, named, parse, reader, stages, told_equations
 from source import Bad
 
 TABLE = "  l               (3)           1 1.5 2.1                        1 1.2 1.6  <-   numbers 1 to 3 of 12"
@@ -47,6 +49,15 @@ class Mistakes(unittest.TestCase):
                               (Mistake("x", "02.99", ["m = m_new;"], []), "no hole 02.99")):
             with self.assertRaisesRegex(Bad, reason):
                 mistaken(stage, wrong)
+
+    def test_nobodys_work_is_touched(self) -> None:
+        _, mistake = of("no_rescale")
+        with tempfile.TemporaryDirectory() as folder, mock.patch.object(mistakes, "ROOT", Path(folder)):
+            (work := Path(folder) / "02_toy/mine/work.cpp").parent.mkdir(parents=True)
+            work.write_text("mine")
+            with self.assertRaisesRegex(Bad, "02_toy/mine holds somebody's work"):
+                judge_here([(Path(folder) / "02_toy", mistake, 1)])
+            self.assertEqual(work.read_text(), "mine")
 
     def test_what_a_screen_names(self) -> None:
         stage, mistake = of("no_rescale")

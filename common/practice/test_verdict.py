@@ -1,6 +1,7 @@
 """What a test program of exercises prints becomes a verdict on one screen."""
 from __future__ import annotations
 
+import math
 import sys
 import tempfile
 import textwrap
@@ -10,7 +11,7 @@ from unittest import mock
 
 import verdict
 from marks import Lesson, Region  # puts common/judge on the path
-from verdict import Copy, Program, Trials, Verdict, differs, grouped, number, of_trials, program, table
+from verdict import Copy, Program, Trials, Verdict, differs, grouped, number, of_trials, origin_of, program, table
 from weave import Notes
 
 WRONG = r"O: 3 of 35 elements are wrong; worst at (i 4, x 0): got 1, want 2\n  wrong: all of row 4\nright: LSE\n"
@@ -121,6 +122,26 @@ class OfAProgram(unittest.TestCase):
         found.judge()
         self.assertEqual(found.lines, ["all together", "  wrong: O, all of row 4; LSE right",
                                        "  wrong with a few keys; right with causal, top left"])
+
+
+class WhatIsSeenFromOutside(unittest.TestCase):
+    def test_the_equation_depends_on_what_else_is_wrong(self) -> None:
+        of = {"a": "(1)", "a nan": "(2)", "a and b": "(3)", "a and b nan": "(4)", "nothing": "(5)", "b nothing": "(6)"}
+        for name, got, wrong, want in (("a", [1.0], {"a"}, "(1)"), ("a", [math.nan], {"a"}, "(2)"), ("a", [-math.inf], {"a"}, "(2)"),
+                                       ("a", [1.0], {"a", "b"}, "(3)"), ("b", [1.0], {"a", "b"}, "(3)"),
+                                       ("a", [math.inf], {"a", "b"}, "(4)"), ("a", [], {"a", "b"}, "(5)"), ("b", [], {"b"}, "(6)"),
+                                       ("b", [1.0], {"b"}, ""), ("c", [1.0], {"c"}, "")):
+            with self.subTest(name, got=got, wrong=wrong):
+                self.assertEqual(origin_of(name, got, wrong, of), want)
+
+    def test_a_file_may_say_more_than_its_stage(self) -> None:
+        told = Notes(outside={"P": "(1)", "toy.cpp P": "(2)", "other.cpp P": "(3)"})
+        found = Verdict(Program(Path("x"), [], ""), [copy(True)], told, True)
+        lines = found.chapter({"rows": {"P": [1.0]}}, {"rows": {"P": [2.0]}}, True)
+        self.assertEqual(lines, ["  from outside    equation      yours                            the chapter's",
+                                 "  P               (2)           1                                2  <-"])
+        self.assertEqual(found.chapter({"rows": {"P": [2.0]}}, {"rows": {"P": [2.0]}}, True),
+                         ["from outside: as the lesson, in 1 quantities on small problems"])
 
 
 class WhichTests(unittest.TestCase):

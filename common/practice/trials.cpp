@@ -96,9 +96,9 @@ Spec tiny_spec() {
   return spec;
 }
 
-// A method as a black box: small problems, each of which shows one quantity whatever the method calls
-// it, in an order in which the first that differs tells most. Where V is one for one key and zero
-// for the others, O is what that key weighs.
+// A method as a black box: small problems, each of which shows one quantity whatever the method
+// calls it, in an order in which the first that differs tells most. Where V is one for one key and
+// zero for the others, O is what that key weighs.
 struct Forwards {
   const StageUnderTest& stage;
   const ForwardFunction& forward;
@@ -175,7 +175,7 @@ struct Forwards {
     mask({shape(2, many, 2)}, "sum, many keys", "keys seen");
     random({shape(3, many, 8)}, "O, many keys", "L, many keys");
     if (stage.promises.causal) {
-      Spec spec{shape(37, 45, 2)};
+      Spec spec{shape(40, 75, 2)};
       for (const Causal causal : {Causal::top_left, Causal::bottom_right}) {
         spec.p.causal = causal;
         mask(spec, "sum, causal", "keys, causal");
@@ -202,10 +202,10 @@ struct Forwards {
   }
 };
 
-// The same for a backward. The scores are those of the tiny problem, in the first two of 12 columns.
-// Of the others each query has one of its own, and so has each key, where the other side is zero:
-// there dQ and dK hold scale dS. One more, which no score sees, is D's: where V is zero, dS is -P D,
-// and D is what O says; where O is zero, dS is P dP.
+// The same for a backward. The scores are those of the tiny problem, in the first two of 12
+// columns. Of the others each query has one of its own, and so has each key, where the other side
+// is zero: there dQ and dK hold scale dS. One more, which no score sees, is D's: where V is zero,
+// dS is -P D, and D is what O says; where O is zero, dS is P dP.
 struct Backwards {
   const StageUnderTest& stage;
   const TinyProblem tiny = {};
@@ -292,7 +292,7 @@ struct Backwards {
     random({shape(many, 5, 8)}, {"dV, many rows", "dK, many rows", "dQ, many rows"});
     random({shape(5, many, 8)}, {"dV, many keys", "dK, many keys", "dQ, many keys"});
     if (stage.promises.causal) {
-      Spec spec{shape(37, 45, 8)};
+      Spec spec{shape(40, 75, 8)};
       for (const Causal causal : {Causal::top_left, Causal::bottom_right}) {
         spec.p.causal = causal;
         random(spec, {"dV, causal", "dK, causal", "dQ, causal"});

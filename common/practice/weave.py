@@ -30,7 +30,11 @@ class Notes:
         tests 02.5: Merge.*                             what judges a hole that the trials do not reach
         hole 02.a: the largest number so far            what to do in a hole of level 2, for marks.py
         means L: (6)                                    the equation to look at if a result differs,
-        outside P: (1), (2)                             if that is all that is known: at level 3
+        outside P: (1), (2)                             if that is all that is known: at level 3, of what
+        outside P and L: (1)                            trials.cpp sees from outside; if both differ,
+        outside P nan: (2)                              if it is no number,
+        outside lanes.cpp P: (2)                        if this file is the reader's,
+        outside nothing: (1)                            and if the program ends before it comes to it
     """
     judges: dict[str, list[str]] = field(default_factory=dict)
     after: dict[str, str] = field(default_factory=dict)
