@@ -22,8 +22,8 @@ struct Tile {
   static constexpr int Br = warps * 4 * TR;      // 64 queries
   static constexpr int Bc = 8 * TK;              // 64 keys
   static constexpr int columns = (D + 31) / 32;  // groups of four columns of O of a thread
-  static constexpr int pad = 4;  // [04.n]
-  static constexpr int P_pad = 8;  // [04.o]
+  static constexpr int pad = 4;                  // [04.n]
+  static constexpr int P_pad = 8;                // [04.o]
   static constexpr int row = D + pad, P_row = Bc + P_pad;
   static constexpr std::size_t shared_bytes = sizeof(float) * (Br * row + Bc * row + Br * P_row);
 };

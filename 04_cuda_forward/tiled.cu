@@ -38,7 +38,7 @@ __global__ void tiled_kernel(Problem p, Forward<float> t, float scale) {
   const std::int64_t tiles = (p.Nq + Br - 1) / Br, head = blockIdx.x / tiles;
   const std::int64_t b = head / p.Hq, h = head % p.Hq;
   const std::int64_t i0 = (tiles - 1 - blockIdx.x % tiles) * Br;  // [04.b] the longest rows first
-  const int rows = int(min(std::int64_t(Br), p.Nq - i0));  // [04.c]
+  const int rows = int(min(std::int64_t(Br), p.Nq - i0));         // [04.c]
   const Mask mask(p, b);
   const auto Q = t.Q.rows(b, h, p.Nq, d), K = t.K.rows(b, p.key_head(h), p.Nk, d),
              V = t.V.rows(b, p.key_head(h), p.Nk, d);

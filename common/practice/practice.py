@@ -90,6 +90,8 @@ def begin(wish: Wish, names: list[str], level: int | None, reset: bool, sanitize
         refuse(f"stage {wish.id} has one thread: nothing can race there")
     mine = {lesson.label: wish.stage / "mine" / name_of(lesson) for lesson in skeletons(wish.stage)}
     kept = [] if reset else [lesson for lesson in skeletons(wish.stage) if mine[lesson.label].is_file()]
+    for place in (f for f in mine.values() if f.exists() and not f.is_file()):
+        refuse(f"{place.relative_to(ROOT)} is no file, but the place for one; move it away")
     begun = named or ([] if kept and not level else skeletons(wish.stage)[:1])
     for lesson in begun:
         has = load_copy(lesson, wish.stage, mine[lesson.label])[0].level if lesson in kept else level
@@ -199,8 +201,10 @@ def practise(wish: Wish) -> int:
     verdict = Verdict(program(build / wish.stage.name / target, mine, notes(wish.stage)), mine, notes(wish.stage), woven)
     verdict.judge()
     print(*(verdict.lines if wish.loud else fitted(verdict.lines, SCREEN - 2 - len(said))), sep="\n")
-    if wish.loud and verdict.suite:
-        print(*(t.output for t in verdict.suite.bad), sep="\n")
+    if wish.loud:
+        for name, lines in verdict.wrong.items():
+            print(f"{name}, alone:", *lines, sep="\n  ")
+        print(*(t.output for t in (verdict.suite or verdict.program.suite()).bad), sep="\n")
     keep(wish, mine, verdict.right if verdict.woven or verdict.passed else [])
     if not verdict.passed:
         advise(wish, mine, verdict)
@@ -269,6 +273,8 @@ def advise(wish: Wish, mine: list[Copy], verdict: Verdict | None) -> None:
         ways.insert(0, f"is a barrier missing? {wish.command} --race")
     if verdict and any("crash" in line for line in verdict.lines):
         ways.insert(0, f"{wish.command} --asan names the line")
+    if verdict and any("does not end" in line for line in verdict.lines):
+        ways.insert(0, "which loop has no end" + (", or which barrier do not all threads reach?" if has_barriers(mine) else "?"))
     if not wish.loud:
         ways.append("-v: everything")
     print(f"edit {wish.stage.name}/mine, run {wish.command} again; " + "; ".join(ways))
@@ -323,7 +329,7 @@ def sanitize(wish: Wish, what: str) -> int:
         print(*lines, sep="\n")
         return 1
     right = code == 0 and not re.search(r"^trial\t[^\t\n]+\t.", output, re.M)
-    print(f"{name} finds nothing in the trials on {', '.join(c.name for c in mine)}"
+    print(f"{name}: nothing found in the trials on {', '.join(c.name for c in mine)}"
           + ("" if right else f"; but they do not all pass: {wish.command}"))
     return 0 if right else 1
 

@@ -98,6 +98,8 @@ class Begin(Files):
         self.put("a.cpp", "mine")
         self.assertEqual(self.begin("c.cpp", reset=True), (2, "no skeleton 02_toy/exercise/c.cpp; there are: a.cpp fast/b.cpp\n"))
         self.assertEqual(self.begin(reset=True, sanitizer="race"), (2, "stage 02 has one thread: nothing can race there\n"))
+        (self.mine / "fast" / "b.cpp").mkdir(parents=True)
+        self.assertEqual(self.begin(reset=True), (2, "02_toy/mine/fast/b.cpp is no file, but the place for one; move it away\n"))
         (self.stage / "CMakeLists.txt").write_text("fa_add_ladder(02 toy)\n")
         code, said = self.begin(reset=True, sanitizer="asan")
         self.assertEqual((code, said.count("\n")), (2, 1))

@@ -268,10 +268,11 @@ class Verdict:
             if lines := table(yours.get(stage, {}), want, origin):
                 return [lines[0].replace("tiny problem ", "from outside "), *lines[1:]] if outside else lines
         seen = list(dict.fromkeys(name for its in theirs.values() for name in its))
+        if not seen:    # the judge itself stops, as where a line outside of the holes is wrong
+            return []
         if outside:
             return [f"from outside: as the lesson, in {len(seen)} quantities on small problems"]
-        names = ", ".join(seen)
-        return [f"tiny problem: as in the chapter ({names})"]
+        return [f"tiny problem: as in the chapter ({', '.join(seen)})"]
 
     def say_steps(self) -> None:
         if not self.woven:
