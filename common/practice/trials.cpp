@@ -368,7 +368,7 @@ std::vector<Trial> trials(const StageUnderTest& stage) {
     return with(spec, [&](Spec& s) { s.data = {kind, level}; });
   };
   const auto mask = [&](Causal causal) {
-    return with(Spec{shape(37, 45, 8)}, [&](Spec& s) { s.p.causal = causal; });
+    return with(Spec{shape(40, 75, 8)}, [&](Spec& s) { s.p.causal = causal; });
   };
   std::vector<Trial> all = {
       {"one key", {shape(3, 1, 4)}, true},
