@@ -1,7 +1,9 @@
 // What a woven exercise calls (see weave.py): which holes the reader's code fills, and a record of
 // what is computed on the way.
 #pragma once
+#include <algorithm>
 #include <cstdint>
+#include <set>
 #include <type_traits>
 
 namespace fa::practice {
@@ -29,6 +31,25 @@ requires requires(const M& x) { x(0, 0), x.rows(), x.cols(); }
 void see(const char* name, const M& x) {
   for (std::int64_t i = 0; recording && i < x.rows(); ++i)
     for (std::int64_t j = 0; j < x.cols(); ++j) record(name, double(x(i, j)));
+}
+
+// How many turns shared memory takes for one access of a warp: lane i touches `width` numbers of 4
+// bytes from word(i) on. A turn serves 32 numbers, one of each bank; who wants the same, shares it.
+template <class F>
+int turns(F word, int width = 1) {
+  int sum = 0;
+  for (int first = 0; first < 32; first += 32 / width) {
+    int most = 0;
+    for (int bank = 0; bank < 32; ++bank) {
+      std::set<long> wanted;
+      for (int lane = first; lane < first + 32 / width; ++lane)
+        for (int e = 0; e < width; ++e)
+          if (const long w = long(word(lane)) + e; w % 32 == bank) wanted.insert(w);
+      most = std::max(most, int(wanted.size()));
+    }
+    sum += most;
+  }
+  return sum;
 }
 
 // What Eigen asserts, in words, as an exception: the tests then name the case and go on.

@@ -112,6 +112,15 @@ class OfAProgram(unittest.TestCase):
         self.assertIn("steps   02.1 not yet · 02.2 right", found.lines)
         self.assertIn("wrong with every trial", "\n".join(found.lines))
 
+    def test_what_costs_too_much_is_not_yet_right(self) -> None:
+        """All numbers are right, a count is not: it keeps its verdict although the tests pass."""
+        self.assertTrue(self.judged("dear").passed)
+        found = self.judged("dear", notes=Notes(NOTES.judges, {"02.2": 'see("s", s);'}, {"02.1": "seen s"}))
+        self.assertFalse(found.passed)
+        self.assertIn("  s               (1)           6                                5  <-   numbers 5 to 5 of 5", found.lines)
+        self.assertIn("steps   02.1 not yet · 02.2 right", found.lines)
+        self.assertIn("  s: 1, 2, 3, 4 and 1 more; the chapter's: 1, 2, 3, 4 and 1 more", found.lines)
+
     def test_not_written(self) -> None:
         found = self.judged("wrong", False, True)
         self.assertIn("steps   02.1 not written · 02.2 right", found.lines)

@@ -134,7 +134,7 @@ class Weaving(unittest.TestCase):
         (self.stage / "toy.cpp").write_text(LESSON.replace("const int end = n < 3 ? n : 3;", "constexpr int end = 3;"))
         self.lesson = load(self.stage, self.stage / "toy.cpp")
         text = woven(self.copy(2, ("constexpr int end = 0;  // TODO", "constexpr int end = 2;  // mine")), self.lesson, {})
-        self.assertIn("  constexpr int end = 2;\n", text)
+        self.assertIn("  constexpr int end = 2;\n  static constexpr int end_of[2] = {3, 2};\n", text)
 
     def test_what_is_no_single_value_stays_as_it_is(self) -> None:
         text = woven(self.copy(2, ("const int end = 0;  // TODO", "int end = n;\n  end -= 1;")), self.lesson, {})

@@ -48,10 +48,11 @@ class Trials:
     right: list[str] = field(default_factory=list)
     wrong: dict[str, str] = field(default_factory=dict)     # by trait: what the comparison says
     ended: str = ""     # how, if not by itself
+    cost: str = ""      # the numbers are right, and yet it is not what it should be
 
     @property
     def ok(self) -> bool:
-        return bool(self.right) and not self.wrong and not self.ended
+        return bool(self.right) and not self.wrong and not self.ended and not self.cost
 
 
 Trace = dict[str, dict[str, list[float]]]      # by stage and name, in their order
@@ -188,7 +189,7 @@ def some(names: list[str], most: int = 4) -> str:
 
 def of_trials(t: Trials) -> list[str]:
     """The pattern: which results are wrong where, with what, and with what not."""
-    lines = [t.ended] if t.ended else []
+    lines = [said for said in (t.ended, t.cost) if said]
     if not t.wrong:
         return lines
     first = next((name for name in TELLING if name in t.wrong), next(iter(t.wrong)))
@@ -217,7 +218,7 @@ class Verdict:
 
     @property
     def passed(self) -> bool:
-        return self.suite is not None and self.suite.ok
+        return self.suite is not None and self.suite.ok and not self.wrong
 
     def judge(self) -> None:
         with ThreadPoolExecutor(cores()) as pool:
@@ -234,7 +235,8 @@ class Verdict:
         if together.result().ok:
             self.suite = self.program.suite()
             if self.suite.ok:
-                self.wrong = {}     # alone a step may differ, if the others agree with it
+                # Alone a step may differ, if the others agree with it.
+                self.wrong = {name: said for name, said in self.wrong.items() if found[name].cost}
             elif not self.wrong and self.woven:
                 self.blame(self.suite)
         self.say_steps()
@@ -244,7 +246,15 @@ class Verdict:
         steps = 1 << bit(hole.name)
         found = self.program.trials(steps)
         test = self.notes.tests.get(hole.name)
-        return self.program.judged_by(test, steps) if test and found.ok else found
+        if not test or not found.ok:
+            return found
+        if not test.startswith("seen "):
+            return self.program.judged_by(test, steps)
+        name = test.removeprefix("seen ")
+        yours, theirs = (next(iter(self.program.trace(s, False).values()), {}).get(name, []) for s in (steps, 0))
+        if differs(yours, theirs) is None:
+            return found
+        return Trials(cost=f"{name}: {some([number(x) for x in yours])}; the chapter's: {some([number(x) for x in theirs])}")
 
     def blame(self, suite: Suite) -> None:
         """Of the first tests that fail: the holes that make them fail alone."""
@@ -259,6 +269,8 @@ class Verdict:
         for hole in self.holes:
             for name in re.findall(r'see\("([^"]+)"', self.notes.after.get(hole.name, "")):
                 origin[name] = equations(hole.equations)
+        for hole in self.holes:
+            origin[self.notes.tests.get(hole.name, "").removeprefix("seen ")] = equations(hole.equations)
         if outside:
             origin |= self.notes.outside
             for copy in self.mine:

@@ -26,8 +26,10 @@ class Notes:
     """A stage's check/practice.txt:
 
         online_softmax.cpp: rows Running.* Softmax.*    the tests that judge this file; stages, or filters
-        after 02.2: see("l", l);                        what is noted behind a hole, for the tiny problem
-        tests 02.5: Merge.*                             what judges a hole that the trials do not reach
+        after 02.2: see("l", l);                        what is noted behind a hole, for the tiny problem; of a
+                                                        constexpr x, x_of[@02.a] is the reader's or the lesson's
+        tests 02.5: Merge.*                             what judges a hole that the trials do not reach: tests,
+        tests 04.a: seen turns of K                     or what is noted of the tiny problem
         hole 02.a: the largest number so far            what to do in a hole of level 2, for marks.py
         means L: (6)                                    the equation to look at if a result differs,
         outside P: (1), (2)                             if that is all that is known: at level 3, of what
@@ -73,14 +75,17 @@ def woven_hole(copy: Lesson, mine: Region, lesson: Lesson, ours: Region, after: 
     step = f"::fa::practice::step({bit(mine.name)})"
     indent = re.match(r"\s*", copy.lines[mine.first])[0]    # type: ignore[index]
     own, told = copy.code(mine), lesson.code(ours)
-    note = [f"{indent}{{ using ::fa::practice::see; {after} }}"] if after else []
+    after = re.sub(r"@(\d\d\.\w+)", lambda m: f"::fa::practice::step({bit(m[1])})", after)
+    note = [f"{indent}{{ using ::fa::practice::see, ::fa::practice::turns; {after} }}"] if after else []
     if ours.kind == "value":
         value, its = copy.value(mine), lesson.value(ours)
         if value is None:
             return own
         if "constexpr" not in ours.head:
-            value = f"{step} ? ({value}) : ({its})"
-        return [f"{indent}{ours.head} = {value};", *note]
+            return [f"{indent}{ours.head} = {step} ? ({value}) : ({its});", *note]
+        *words, name = ours.head.split()    # the compiler wants one value; both are there to be noted
+        kind = " ".join(word for word in words if word not in ("static", "constexpr"))
+        return [f"{indent}{ours.head} = {value};", f"{indent}static constexpr {kind} {name}_of[2] = {{{its}, {value}}};", *note]
     return [f"{indent}if ({step}) {{", f'#line {mine.first + 2} "{copy.label}"', *own, f"{indent}}} else {{", *uses,
             f'#line {lesson.place(ours.first + 1)} "{lesson.label}"', *unmarked(told), f"{indent}}}", *note]
 

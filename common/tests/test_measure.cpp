@@ -13,6 +13,7 @@
 #include "common/measure/flops.hpp"
 #include "common/measure/machine.hpp"
 #include "common/measure/roof.hpp"
+#include "common/practice/steps.hpp"
 
 namespace {
 
@@ -149,6 +150,17 @@ TEST(Roof, IsAPlausibleRateForAnyNumberOfThreads) {
     EXPECT_GT(flops, 1e7);
     EXPECT_LT(flops, threads * 1e12);
   }
+}
+
+// What practice counts for the pads of stage 04.
+TEST(Turns, OfSharedMemoryForAWarp) {
+  const auto stride = [](int words) { return [words](int lane) { return lane * words; }; };
+  for (auto [words, turns] :
+       {std::pair{0, 1}, {1, 1}, {2, 2}, {4, 4}, {32, 32}, {33, 1}, {128, 32}, {129, 1}, {136, 8}})
+    EXPECT_EQ(practice::turns(stride(words)), turns) << "one number a lane, stride " << words;
+  for (auto [words, turns] :
+       {std::pair{0, 4}, {4, 4}, {8, 8}, {64, 32}, {68, 4}, {128, 32}, {132, 4}})
+    EXPECT_EQ(practice::turns(stride(words), 4), turns) << "four numbers a lane, stride " << words;
 }
 
 }  // namespace
