@@ -4,6 +4,8 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -290,6 +292,26 @@ class Screen(unittest.TestCase):
 
     def test_equal_lines(self) -> None:
         self.assertEqual(len(fitted(["  a"] * 5, 3)), 3)
+
+
+class Ends(unittest.TestCase):
+    """However it ends, nobody sees Python's own words."""
+
+    def start(self, body: str) -> subprocess.Popen[str]:
+        code = f"from source import run\ndef main():\n    {body}\n    return 0\nrun(main)"
+        return subprocess.Popen([sys.executable, "-c", code], cwd=practice.ROOT / "common" / "judge", text=True,
+                                stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+    def test_stopped_by_hand(self) -> None:
+        process = self.start("raise KeyboardInterrupt")
+        self.assertEqual((*process.communicate(), process.returncode), ("", "stopped\n", 130))
+
+    def test_nobody_reads_on(self) -> None:
+        process = self.start("[print('x' * 99, flush=True) for _ in range(99999)]")
+        assert process.stdout and process.stderr
+        process.stdout.close()
+        self.assertEqual((process.stderr.read(), process.wait()), ("", 1))
+        process.stderr.close()
 
 
 class RealCopies(unittest.TestCase):
