@@ -180,6 +180,12 @@ struct Forwards {
         spec.p.causal = causal;
         mask(spec, "sum, causal", "keys, causal");
       }
+      if (stage.promises.large_scores) {  // what is hidden would weigh all
+        Spec far{shape(8, 12, 8)};
+        far.p.causal = Causal::top_left;
+        far.data = {Data::Kind::rising, 200};
+        random(far, "O, hidden far", "L, hidden far");
+      }
     }
     if (stage.promises.key_lengths) {
       Spec spec{shape(2, 40, 2, 2)};
