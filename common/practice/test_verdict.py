@@ -33,7 +33,7 @@ PROGRAM = f'''\
             print(f"see\\ts\\t{{{{x + (steps & 1 and MODE != 'right' and x == 5)}}}}" if not outside else f"see\\tsum\\t{{{{x}}}}")
     elif name == "Practice.Trials":
         print("begins\\ta few keys\\ntrial\\ta few keys\\t", end="", flush=True)
-        print(r"{WRONG}" if MODE == "wrong" and steps & 1 else "")
+        print(r"{WRONG}" if MODE == "wrong" and steps & 1 or MODE == "outside" else "")
         print("begins\\tcausal, top left", flush=True)
         if MODE == "crash" and steps & 1:
             print("\\nended by SIGSEGV (memory that is not there) at\\nPractice.Trials", flush=True)
@@ -120,6 +120,12 @@ class OfAProgram(unittest.TestCase):
         self.assertIn("  s               (1)           6                                5  <-   numbers 5 to 5 of 5", found.lines)
         self.assertIn("steps   02.1 not yet · 02.2 right", found.lines)
         self.assertIn("  s: 1, 2, 3, 4 and 1 more; the chapter's: 1, 2, 3, 4 and 1 more", found.lines)
+
+    def test_no_hole_is_blamed_for_what_stands_outside(self) -> None:
+        found = self.judged("outside")
+        self.assertEqual((found.wrong, found.right, found.passed), ({}, [], False))
+        self.assertIn("what stands outside of them has changed", "\n".join(found.lines))
+        self.assertIn("  wrong: O, all of row 4; LSE right", found.lines)
 
     def test_not_written(self) -> None:
         found = self.judged("wrong", False, True)

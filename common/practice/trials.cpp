@@ -28,7 +28,10 @@ unsigned long long from_environment() {
 const unsigned long long readers = from_environment();
 bool recording = false;
 
-void record(const char* name, double x) { std::printf("see\t%s\t%.9g\n", name, x); }
+void record(const char* name, double x) {
+  std::printf("see\t%s\t%.9g\n", name, x);
+  std::fflush(stdout);  // what comes before a crash is not lost
+}
 
 void eigen_complains(const char* assertion) {
   const std::string text = assertion;

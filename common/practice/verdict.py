@@ -210,12 +210,13 @@ class Verdict:
         self.written = [h for h in self.holes if h.name not in self.empty]
         self.woven = woven and bool(self.holes)
         self.wrong: dict[str, list[str]] = {}       # by hole, what is wrong with it
+        self.broken = False     # it fails with the lesson's code in every hole, too
         self.suite: Suite | None = None
         self.lines: list[str] = []
 
     @property
     def right(self) -> list[str]:
-        return [h.name for h in self.written if h.name not in self.wrong]
+        return [] if self.broken else [h.name for h in self.written if h.name not in self.wrong]
 
     @property
     def passed(self) -> bool:
@@ -228,11 +229,12 @@ class Verdict:
             alone = {h.name: pool.submit(self.alone, h) for h in self.written if self.woven}
             together, none = (pool.submit(self.program.trials, steps) for steps in (None, 0))
             found = {name: trials.result() for name, trials in alone.items()}
+        self.broken = self.woven and not none.result().ok
+        if self.broken:     # then no hole can be judged
+            found = {}
         self.wrong = {name: of_trials(t) for name, t in found.items() if not t.ok}
         if self.woven:
             self.lines += self.chapter(yours.result(), theirs.result(), outside)
-            if not none.result().ok:
-                self.lines.append("wrong outside of the holes, too: compare with the lesson")
         if together.result().ok:
             self.suite = self.program.suite()
             if self.suite.ok:
@@ -289,6 +291,9 @@ class Verdict:
 
     def say_steps(self) -> None:
         if not self.woven:
+            return
+        if self.broken:
+            self.lines.append("steps   not judged: with the lesson's code in every hole it fails, too; what stands outside of them has changed")
             return
         words = {name: "not written" for name in self.empty} | {name: "not yet" for name in self.wrong}
         self.lines.append("steps   " + grouped([(h.name, words.get(h.name, "right")) for h in self.holes]))
