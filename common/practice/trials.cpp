@@ -108,8 +108,8 @@ struct Forwards {
   const TinyProblem tiny = {};
 
   void call(ForwardCase<float>& c) const {
-    forward(c.call());
     std::fflush(stdout);  // what comes before a crash is not lost
+    forward(c.call());
   }
 
   // Key 0 and key j, with `between` keys that weigh nothing between them; the larger score comes
@@ -220,8 +220,8 @@ struct Backwards {
   const TinyProblem tiny = {};
 
   void call(BackwardCase<float>& c) const {
-    stage.f32.backward(c.call());
     std::fflush(stdout);  // what comes before a crash is not lost
+    stage.f32.backward(c.call());
   }
   using Scores = std::array<std::array<double, 4>, 4>;
 
