@@ -23,6 +23,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "judge"))
 import summary  # noqa: E402
+from marks import marked_lessons  # noqa: E402
 from source import Bad, Parser, run  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -124,14 +125,10 @@ def natural(name: str) -> list[tuple[int, str]]:
     return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"\W", name)]
 
 
-def names_of_steps(folder: Path) -> tuple[set[str], set[str], set[str]]:
+def names_of_steps(folder: Path) -> list[set[str]]:
     """Of levels 1 to 3, as the marks in the lessons name them."""
-    text = "\n".join(p.read_text(encoding="utf-8", errors="replace") for p in folder.rglob("*")
-                     if p.suffix in (".cpp", ".cu", ".hpp", ".cuh")
-                     and not {"exercise", "mine", "hunt", "check"} & set(p.relative_to(folder).parts))
-    steps = set(re.findall(rf"^\s*// \[step ({folder.name[:2]}\.\d+):", text, re.M))
-    more = set(re.findall(rf"^\s*// \[more ({folder.name[:2]}\.[a-z]+):", text, re.M))
-    return steps, steps | more, steps
+    lessons = marked_lessons(folder)
+    return [{hole.name for lesson in lessons for hole in lesson.holes(level)} for level in LEVELS]
 
 
 def next_of(stages: list[Stage], notes: list[Note]) -> str:

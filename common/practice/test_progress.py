@@ -24,7 +24,8 @@ class Progress(unittest.TestCase):
             (self.root / name).mkdir()
             (self.root / name / "CMakeLists.txt").write_text(cmake)
             (self.root / name / "a.cpp").write_text(
-                "".join(f"  // [step {name[:2]}.{k}: x (1 line)]\n" for k in (1, 2, 10)) + f"  // [more {name[:2]}.a: y (1 line)]\n")
+                "void f() {\n  // [blank]\n" + "".join(f"  // [step {name[:2]}.{k}: x (1 line)]\n  ;\n  // [end]\n" for k in (1, 2, 10))
+                + f"  // [more {name[:2]}.a: y (1 line)]\n  ;\n  // [end]\n  // [end blank]\n}}\n")
             (self.root / name / "exercise").mkdir()
             (self.root / name / "exercise/a.cpp").write_text(f"// [step {name[:2]}.7: x (1 line)]\n")
         self.file = self.root / ".progress"
@@ -81,6 +82,10 @@ class Progress(unittest.TestCase):
         self.assertIn("01_safe", progress.show(self.root)[-1])
         self.all_of("01")
         self.assertIn("06_fast", progress.show(self.root)[-1])
+
+    def test_at_level_3_a_blank_is_one(self) -> None:
+        self.tool(0, "note", "00", "practice", "--step", "00.1-00.10", "--level", 3)
+        self.assertIn("level 3: 1 of 1", self.tool(0))
 
     def test_broken_lines_are_skipped_and_kept(self) -> None:
         progress.note(self.root, "00", "hunt", result="caught", name="x")

@@ -33,7 +33,7 @@ PROGRAM = f'''\
             print(f"see\\ts\\t{{{{x + (steps & 1 and MODE != 'right' and x == 5)}}}}" if not outside else f"see\\tsum\\t{{{{x}}}}")
     elif name == "Practice.Trials":
         print("begins\\ta few keys\\ntrial\\ta few keys\\t", end="", flush=True)
-        print(r"{WRONG}" if MODE == "wrong" and steps & 1 or MODE == "outside" else "")
+        print(r"{WRONG}" if MODE == "wrong" and steps & 1 or MODE == "outside" or MODE == "both" and steps & 3 == 3 else "")
         print("begins\\tcausal, top left", flush=True)
         if MODE == "crash" and steps & 1:
             print("\\nended by SIGSEGV (memory that is not there) at\\nPractice.Trials", flush=True)
@@ -88,7 +88,7 @@ class OfAProgram(unittest.TestCase):
         self.assertEqual(found.lines[:3], ["  tiny problem    equation      yours                            the chapter's",
                                            "  P               (2)           1 2 3 4                          the same",
                                            "  s               (1)           6                                5  <-   numbers 5 to 5 of 5"])
-        self.assertEqual(found.lines[3:], ["steps   02.1 not yet · 02.2 right", "02.1, equation (1): what 02.1 does",
+        self.assertEqual(found.lines[3:], ["steps   02.1 not yet · 02.2 right   (as far as the trials tell)", "02.1, equation (1): what 02.1 does",
                                            "  wrong: O, all of row 4; LSE right",
                                            "  wrong with a few keys; right with causal, top left"])
         self.assertEqual((found.right, found.passed), (["02.2"], False))
@@ -110,7 +110,8 @@ class OfAProgram(unittest.TestCase):
     def test_a_hole_with_tests_of_its_own(self) -> None:
         found = self.judged("own", notes=Notes(NOTES.judges, {}, {"02.1": "Own.Test"}))
         self.assertIn("steps   02.1 not yet · 02.2 right", found.lines)
-        self.assertIn("wrong with every trial", "\n".join(found.lines))
+        self.assertIn("  fails Own.Test", found.lines)
+        self.assertNotIn("every trial", "\n".join(found.lines))
 
     def test_what_costs_too_much_is_not_yet_right(self) -> None:
         """All numbers are right, a count is not: it keeps its verdict although the tests pass."""
@@ -121,6 +122,11 @@ class OfAProgram(unittest.TestCase):
         self.assertIn("steps   02.1 not yet · 02.2 right", found.lines)
         self.assertIn("  s: 1, 2, 3, 4 and 1 more; the chapter's: 1, 2, 3, 4 and 1 more", found.lines)
 
+    def test_holes_that_do_not_fit_together_are_named(self) -> None:
+        found = self.judged("both")
+        self.assertEqual((found.wrong, found.passed), ({}, False))
+        self.assertEqual(found.lines[-1], "  right with the lesson's code in place of 02.1 or 02.2")
+
     def test_no_hole_is_blamed_for_what_stands_outside(self) -> None:
         found = self.judged("outside")
         self.assertEqual((found.wrong, found.right, found.passed), ({}, [], False))
@@ -129,7 +135,8 @@ class OfAProgram(unittest.TestCase):
 
     def test_not_written(self) -> None:
         found = self.judged("wrong", False, True)
-        self.assertIn("steps   02.1 not written · 02.2 right", found.lines)
+        self.assertIn("steps   02.1 not written · 02.2 right   (as far as the trials tell)", found.lines)
+        self.assertEqual(found.lines[-1], "02.1, equation (1): what 02.1 does")
         self.assertEqual((found.empty, found.right), (["02.1"], ["02.2"]))
 
     def test_what_cannot_be_woven_has_no_steps(self) -> None:

@@ -49,7 +49,7 @@ class Trials:
     right: list[str] = field(default_factory=list)
     wrong: dict[str, str] = field(default_factory=dict)     # by trait: what the comparison says
     ended: str = ""     # how, if not by itself
-    cost: str = ""      # the numbers are right, and yet it is not what it should be
+    cost: str = ""      # what tests of its own say, though the trials are right
 
     @property
     def ok(self) -> bool:
@@ -103,9 +103,11 @@ class Program:
         code, output = self.run(test, steps)
         if code == 0:
             return Trials([test])
-        words = re.search(r"(?:Failure|error:)\n(.+(?:\n.+){0,2})", output)
-        said = " ".join(words[1].split()) if words else output.strip().split("\n")[-1]
-        return Trials([], {test: said}) if code == 1 else Trials(ended=f"crashes in {test}")
+        # Which test and which case; what it compares is often the solution itself.
+        failed = list(dict.fromkeys(re.findall(r"^\[  FAILED  \] (\w[\w./]*)", output, re.M)))
+        case = re.search(r"^case  (.+)|: case  (.+)", output, re.M)
+        at = f" at case {case[1] or case[2]}" if case else ""
+        return Trials(cost=f"fails {some(failed)}{at}") if code == 1 and failed else Trials(ended=f"crashes in {test}")
 
     def trace(self, steps: int | None, outside: bool) -> Trace:
         found: Trace = {}
@@ -239,7 +241,7 @@ class Verdict:
             self.suite = self.program.suite()
             if self.suite.ok:
                 # Alone a step may differ, if the others agree with it.
-                self.wrong = {name: said for name, said in self.wrong.items() if found[name].cost}
+                self.wrong = {name: said for name, said in self.wrong.items() if self.notes.tests.get(name, "").startswith("seen ")}
             elif not self.wrong and self.woven:
                 self.blame(self.suite)
         self.say_steps()
@@ -266,6 +268,13 @@ class Verdict:
             for (hole, test), (code, _) in zip(jobs, pool.map(lambda j: self.program.run(j[1], 1 << bit(j[0])), jobs)):
                 if code:
                     self.wrong.setdefault(hole, []).append(f"alone it fails {test}")
+
+    def cures(self) -> list[str]:
+        """Where each hole is right alone and all of them are not: those without which all is right."""
+        every = sum(1 << bit(h.name) for h in self.written)
+        with ThreadPoolExecutor(cores()) as pool:
+            tried = pool.map(lambda h: self.program.trials(every - (1 << bit(h.name))), self.written)
+            return [h.name for h, trials in zip(self.written, tried) if trials.ok]
 
     def chapter(self, yours: Trace, theirs: Trace, outside: bool) -> list[str]:
         origin = dict(self.notes.means)
@@ -296,18 +305,24 @@ class Verdict:
             self.lines.append("steps   not judged: with the lesson's code in every hole it fails, too; what stands outside of them has changed")
             return
         words = {name: "not written" for name in self.empty} | {name: "not yet" for name in self.wrong}
-        self.lines.append("steps   " + grouped([(h.name, words.get(h.name, "right")) for h in self.holes]))
-        for hole in [h for h in self.holes if h.name in self.wrong][:1]:
+        # Few trials have judged as yet: the tests, which run when all of them pass, may see more.
+        self.lines.append("steps   " + grouped([(h.name, words.get(h.name, "right")) for h in self.holes])
+                          + ("   (as far as the trials tell)" if self.right and self.suite is None else ""))
+        told = [h for h in self.holes if h.name in self.wrong] or [h for h in self.holes if h.name in self.empty and self.right]
+        for hole in told[:1]:
             of = equations(hole.equations)
             if hole.kind == "blank" and self.suite and self.suite.of("crashed"):   # only now: numbers are right, places are not
                 of = self.notes.outside.get("nothing", of)
             self.lines += [f"{hole.name}" + f", equation{'s' * (',' in of)} {of}" * bool(of) + f": {hole.text}",
-                           *(f"  {line}" for line in self.wrong[hole.name][:3])]
+                           *(f"  {line}" for line in self.wrong.get(hole.name, [])[:3])]
 
     def say_tests(self, together: Trials) -> None:
         if self.suite is None:
             if not self.wrong and not self.empty or len(self.wrong) > 1 or not self.woven:
-                self.lines += ["all together", *(f"  {line}" for line in of_trials(together)[:3])]
+                lines = [f"  {line}" for line in of_trials(together)[:3]]
+                if self.woven and not self.wrong and not self.broken and len(self.written) > 1:
+                    lines += [f"  right with the lesson's code in place of {' or '.join(cures)}" for cures in [self.cures()] if cures]
+                self.lines += ["all together", *lines] if not set(lines) <= set(self.lines) else []
             return
         right, wrong = len(self.suite.of("passed")), len(self.suite.bad)
         self.lines.append(f"tests   {right} right" + (f", {wrong} wrong" if wrong else ""))
