@@ -197,7 +197,9 @@ def of_trials(t: Trials) -> list[str]:
         return lines
     first = next((name for name in TELLING if name in t.wrong), next(iter(t.wrong)))
     said = numbers([Test(first, "failed", f"case  {first}\n{t.wrong[first]}")])
-    lines += [said[:150]] * bool(said)
+    if said and "NaN" in t.wrong[first] and "NaN" not in said:
+        said += " (NaN among them)"
+    lines += [said[:260]] * bool(said)
     every = not t.right
     return [*lines, f"wrong with {'every trial' if every else some(list(t.wrong))}" + ("" if every else f"; right with {some(t.right)}")]
 
