@@ -27,6 +27,11 @@ template <class T>
 void forward(const std::string& prefix, const Problem& p,
              const std::function<void(const Problem&, const Forward<T>&)>& f, int threads = 1);
 
+// The same for a method with a part left out: what it computes is no attention, so there is nothing
+// to verify and no FLOP to credit. The row has a time alone, and says `unverified`.
+void part(const std::string& prefix, const Problem& p,
+          const std::function<void(const Problem&, const Forward<float>&)>& f);
+
 // One row "roof/bandwidth/triad/threads:T/f32": bytes per second of a[i] = b[i] + s c[i] on arrays
 // of 64 MiB each, three of them counted. The other roof: what memory can deliver.
 void bandwidth(int threads);
