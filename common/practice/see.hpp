@@ -3,6 +3,7 @@
 // figures from the lessons that it includes, and stores no output.
 #pragma once
 #include <unistd.h>  // isatty
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <cstdio>
@@ -74,30 +75,37 @@ struct Cell {
   Cell(const char* text_) : text(text_) {}
 };
 
-// Columns as wide as their widest cell, right-aligned; the first row is the head.
+// Columns as wide as their widest cell, right-aligned, below a head; notes stand between the rows.
 class Table {
  public:
   explicit Table(std::vector<Cell> head) { row(std::move(head)); }
-  void row(std::vector<Cell> cells) { rows_.push_back(std::move(cells)); }
+  void row(std::vector<Cell> cells) { lines_.push_back({std::move(cells), ""}); }
+  void note(std::string text) { lines_.push_back({{}, std::move(text)}); }
   void print() const {
     std::vector<std::size_t> width;
-    for (const auto& row : rows_)
-      for (std::size_t c = 0; c < row.size(); ++c) {
+    for (const Line& line : lines_)
+      for (std::size_t c = 0; c < line.cells.size(); ++c) {
         if (c == width.size()) width.push_back(0);
-        if (row[c].text.size() > width[c]) width[c] = row[c].text.size();
+        width[c] = std::max(width[c], line.cells[c].text.size());
       }
-    for (const auto& row : rows_) {
-      std::string line;
-      for (std::size_t c = 0; c < row.size(); ++c) {
-        line += "  " + std::string(width[c] - row[c].text.size(), ' ');
-        line += row[c].code ? paint(row[c].code, row[c].text) : row[c].text;
+    for (const Line& line : lines_) {
+      std::string text;
+      for (std::size_t c = 0; c < line.cells.size(); ++c) {
+        const Cell& cell = line.cells[c];
+        text += "  " + std::string(width[c] - cell.text.size(), ' ');
+        text += cell.code ? paint(cell.code, cell.text) : cell.text;
       }
-      std::printf("%s\n", line.c_str());
+      if (!line.note.empty()) text = "       " + paint(DIM, line.note);
+      std::printf("%s\n", text.c_str());
     }
   }
 
  private:
-  std::vector<std::vector<Cell>> rows_;
+  struct Line {
+    std::vector<Cell> cells;
+    std::string note;
+  };
+  std::vector<Line> lines_;
 };
 
 // ---- arguments ----
