@@ -17,6 +17,7 @@ cores, at least 16; PyTorch cuts each head into blocks of queries as well, and d
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import random
@@ -67,7 +68,8 @@ def pin(chosen: list[int]) -> None:
     """All threads of this process to these cores; threads made later inherit them."""
     if hasattr(os, "sched_setaffinity"):
         for thread in os.listdir("/proc/self/task"):
-            os.sched_setaffinity(int(thread), chosen)
+            with contextlib.suppress(ProcessLookupError):  # it has ended since it was listed
+                os.sched_setaffinity(int(thread), chosen)
 
 
 def keep_memory() -> None:
