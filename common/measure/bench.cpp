@@ -332,7 +332,7 @@ class Collector : public benchmark::BenchmarkReporter {
     if (order.empty()) return print_other_rows();
     std::printf(
         "\nmedians of %d rounds; ratios are taken within a round\n%-52s %10s %8s %8s %9s  %s\n",
-        rounds_, "", "ms", "GFLOP/s", "of peak", "MiB extra", "speed against");
+        rounds_, "", "ms", "GFLOP/s", "of peak", "MiB extra", "time against");
     for (const std::string& name : order) {
       std::vector<double> ms, flops, share;
       for (const Run* run : rows[name]) {
@@ -353,7 +353,7 @@ class Collector : public benchmark::BenchmarkReporter {
         for (const Run* a : rows[name])
           for (const Run* b : rows[rival])
             if (a->repetition_index == b->repetition_index)
-              ratio.push_back(b->GetAdjustedRealTime() / a->GetAdjustedRealTime());
+              ratio.push_back(a->GetAdjustedRealTime() / b->GetAdjustedRealTime());
         std::printf("  %.2fx %s", median(ratio), rival.substr(0, rival.find("/N:")).c_str());
       }
       std::printf("\n");
