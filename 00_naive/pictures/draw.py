@@ -169,6 +169,10 @@ def flow_picture() -> str:
     return p.svg()
 
 
+def pictures() -> dict[str, str]:
+    return {"scores.svg": scores_picture(), "flow.svg": flow_picture()}
+
+
 if __name__ == "__main__":
-    for name, drawn in (("scores", scores_picture()), ("flow", flow_picture())):
-        (HERE / f"{name}.svg").write_text(drawn, encoding="utf-8")
+    for name, drawn in pictures().items():
+        (HERE / name).write_text(drawn, encoding="utf-8")
