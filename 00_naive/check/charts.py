@@ -20,7 +20,7 @@ def charts(r: Results) -> list[Chart | Table]:
         [f"{n:g}", significant(1e3 * median(rows, "time")), significant(MIB * median(rows, "extra_bytes")),
          significant(1e-9 * median(rows, "flops")), significant(100 * median(rows, "of_roof"), 2)]
         for n, rows in group(naive, "N").items()])
-    parts = {name: group(r.select(stage="stage00", what="part", variant=name, d=64, dtype="f32"), "N")
+    parts = {name: group(r.select(stage="stage00", what="line", variant=name, d=64, dtype="f32"), "N")
              for name in ("scores", "exponentials", "division", "values")}
     lines = []
     for n in parts["scores"]:

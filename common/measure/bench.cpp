@@ -114,17 +114,21 @@ void add_context(const std::string& key, const std::string& value) {
 }
 
 namespace {
+std::string row_name(const std::string& prefix, const Problem& p, std::size_t element_bytes) {
+  std::ostringstream name;
+  name << prefix << "/N:" << p.Nk << "/d:" << p.d
+       << "/causal:" << (p.causal == Causal::none ? 0 : 1)
+       << (element_bytes == 8 ? "/f64" : "/f32");
+  return name.str();
+}
 
 // A row of `f` that is verified before and after its timing, which is left to `timed`.
 template <class T>
 Row verified(const std::string& prefix, const Problem& p, int threads, double flops,
              const std::function<void(const Problem&, const Forward<T>&)>& f,
              const std::function<void(benchmark::State&, const Forward<T>&)>& timed) {
-  std::ostringstream name;
-  name << prefix << "/N:" << p.Nk << "/d:" << p.d
-       << "/causal:" << (p.causal == Causal::none ? 0 : 1) << (sizeof(T) == 8 ? "/f64" : "/f32");
   auto prepared = std::make_shared<std::unique_ptr<Prepared<T>>>();
-  return add_row(name.str(), [=](benchmark::State& state) {
+  return add_row(row_name(prefix, p, sizeof(T)), [=](benchmark::State& state) {
     const bool first = !*prepared;
     if (first) *prepared = std::make_unique<Prepared<T>>(p);
     Prepared<T>& x = **prepared;
@@ -165,12 +169,12 @@ void forward(const std::string& prefix, const Problem& p,
       ->MinTime(seconds_a_sample_on_cpu);
 }
 
-void parts(const std::string& prefix, const Problem& p, const std::vector<Part>& parts,
+void lines(const std::string& prefix, const Problem& p, const std::vector<Line>& lines,
            const std::function<void(const Problem&, const Forward<float>&, const Lap&)>& f) {
   using Clock = std::chrono::steady_clock;
-  for (std::size_t part = 0; part < parts.size(); ++part)
+  for (std::size_t line = 0; line < lines.size(); ++line)
     verified<float>(
-        prefix + "/part/" + parts[part].name, p, 1, parts[part].flops * visible_pairs(p),
+        prefix + "/line/" + lines[line].name, p, 1, lines[line].flops * visible_pairs(p),
         [=](const Problem& q, const Forward<float>& t) { f(q, t, [](std::size_t) {}); },
         [=](benchmark::State& state, const Forward<float>& t) {
           for (auto _ : state) {
@@ -178,20 +182,35 @@ void parts(const std::string& prefix, const Problem& p, const std::vector<Part>&
             Clock::time_point began = Clock::now();
             f(p, t, [&](std::size_t done) {
               const Clock::time_point now = Clock::now();
-              if (done == part) taken += now - began;
+              if (done == line) taken += now - began;
               began = now;
             });
             state.SetIterationTime(taken.count());
           }
         })
         ->UseManualTime()
-        ->MinTime(seconds_a_sample_on_cpu / 16);  // of the part; the whole takes many times as long
+        ->MinTime(seconds_a_sample_on_cpu / 16);  // of the line; the whole takes many times as long
 }
 
 template void forward(const std::string&, const Problem&,
                       const std::function<void(const Problem&, const Forward<float>&)>&, int);
 template void forward(const std::string&, const Problem&,
                       const std::function<void(const Problem&, const Forward<double>&)>&, int);
+
+void part(const std::string& prefix, const Problem& p,
+          const std::function<void(const Problem&, const Forward<float>&)>& f) {
+  auto prepared = std::make_shared<std::unique_ptr<Prepared<float>>>();
+  add_row(row_name(prefix, p, sizeof(float)),
+          [=](benchmark::State& state) {
+            if (!*prepared) *prepared = std::make_unique<Prepared<float>>(p);
+            Prepared<float>& x = **prepared;
+            const Forward<float> t{x.Q.view(), x.K.view(), x.V.view(), x.O.view(), nullptr};
+            for (auto _ : state) f(p, t);
+            state.counters["unverified"] = 1;
+          })
+      ->UseRealTime()
+      ->MinTime(seconds_a_sample_on_cpu);
+}
 
 void bandwidth(int threads) {
   std::ostringstream name;
@@ -375,14 +394,20 @@ class Collector : public benchmark::BenchmarkReporter {
   }
 
   // Rows of error(): one line each, from the first round, for they are the same in all. Rows of
-  // bandwidth(): the median.
+  // bandwidth() and part(): the median.
   void print_other_rows() const {
     for (const std::string& name : registered) {
-      std::vector<double> rate;
-      for (const Run& run : runs_)
-        if (clean(run) == name && run.counters.count("bytes_per_second"))
+      std::vector<double> rate, ms;
+      for (const Run& run : runs_) {
+        if (is_error(run) || clean(run) != name) continue;
+        if (run.counters.count("bytes_per_second"))
           rate.push_back(run.counters.at("bytes_per_second") / 1e9);
+        if (run.counters.count("unverified")) ms.push_back(run.GetAdjustedRealTime());
+      }
       if (!rate.empty()) std::printf("%-52s %.1f GB/s\n", name.c_str(), median(rate));
+      if (!ms.empty())
+        std::printf("%-52s %10.3f ms  no attention, a part is left out: not verified\n",
+                    name.c_str(), median(ms));
     }
     for (const std::string& name : registered)
       for (const Run& run : runs_) {
@@ -418,11 +443,11 @@ class Collector : public benchmark::BenchmarkReporter {
     const std::size_t at = name.find('/') + 1;
     return name.substr(at, name.find('/', at) - at);
   }
-  // The first other row with the same parameters: what this one is compared with. The parts of one
-  // whole do different things.
+  // The first other row with the same parameters: what this one is compared with. The lines of one
+  // forward do different things.
   static std::string earlier_row(const std::string& name, const std::vector<std::string>& order) {
     const std::size_t at = name.find("/N:");
-    if (at == std::string::npos || what(name) == "part") return {};
+    if (at == std::string::npos || what(name) == "line") return {};
     for (const std::string& other : order) {
       if (other == name) return {};
       const std::size_t there = other.find("/N:");
