@@ -32,9 +32,9 @@ void forward(const std::string& prefix, const Problem& p,
 void part(const std::string& prefix, const Problem& p,
           const std::function<void(const Problem&, const Forward<float>&)>& f);
 
-// Where the time of a forward goes: a row "PREFIX/line/NAME/N:1024/d:64/causal:0/f32" for each line,
-// verified as above. f runs the whole and calls the Lap with 0, 1, 2 ... whenever that line is done,
-// once for each head. `flops`: how many the line does for a visible pair.
+// Where the time of a forward goes: a row "PREFIX/line/NAME/N:1024/d:64/causal:0/f32" for each of
+// its lines, verified as above. f runs the whole and calls the Lap with 0, 1, 2 ... when that line
+// is done, once for each head. `flops`: how many the line does for a visible pair.
 struct Line {
   std::string name;
   double flops;
