@@ -121,43 +121,75 @@ std::string row_name(const std::string& prefix, const Problem& p, std::size_t el
        << (element_bytes == 8 ? "/f64" : "/f32");
   return name.str();
 }
+
+// A row of `f` that is verified before and after its timing, which is left to `timed`.
+template <class T>
+Row verified(const std::string& prefix, const Problem& p, int threads, double flops,
+             const std::function<void(const Problem&, const Forward<T>&)>& f,
+             const std::function<void(benchmark::State&, const Forward<T>&)>& timed) {
+  auto prepared = std::make_shared<std::unique_ptr<Prepared<T>>>();
+  return add_row(row_name(prefix, p, sizeof(T)), [=](benchmark::State& state) {
+    const bool first = !*prepared;
+    if (first) *prepared = std::make_unique<Prepared<T>>(p);
+    Prepared<T>& x = **prepared;
+    const Forward<T> t{x.Q.view(), x.K.view(), x.V.view(), x.O.view(), nullptr};
+
+    x.O.poison();
+    if (first)
+      x.extra_bytes = double(peak_heap_bytes([&] { f(p, t); }));
+    else
+      f(p, t);
+    const std::string before = x.verdict();
+    if (!before.empty()) return state.SkipWithError(("wrong before timing: " + before).c_str());
+
+    x.O.poison();
+    double roof = fma_peak(threads);
+    timed(state, t);
+    roof = (roof + fma_peak(threads)) / 2;
+    const std::string after = x.verdict();
+    if (!after.empty()) return state.SkipWithError(("wrong after timing: " + after).c_str());
+
+    state.counters["flops"] =
+        benchmark::Counter(flops, benchmark::Counter::kIsIterationInvariantRate);
+    state.counters["roof"] = roof;
+    if (x.extra_bytes >= 0) state.counters["extra_bytes"] = x.extra_bytes;
+  });
+}
+
 }  // namespace
 
 template <class T>
 void forward(const std::string& prefix, const Problem& p,
              const std::function<void(const Problem&, const Forward<T>&)>& f, int threads) {
-  auto prepared = std::make_shared<std::unique_ptr<Prepared<T>>>();
-  add_row(row_name(prefix, p, sizeof(T)),
-          [=](benchmark::State& state) {
-            const bool first = !*prepared;
-            if (first) *prepared = std::make_unique<Prepared<T>>(p);
-            Prepared<T>& x = **prepared;
-            const Forward<T> t{x.Q.view(), x.K.view(), x.V.view(), x.O.view(), nullptr};
-
-            x.O.poison();
-            if (first)
-              x.extra_bytes = double(peak_heap_bytes([&] { f(p, t); }));
-            else
-              f(p, t);
-            const std::string before = x.verdict();
-            if (!before.empty())
-              return state.SkipWithError(("wrong before timing: " + before).c_str());
-
-            x.O.poison();
-            double roof = fma_peak(threads);
-            for (auto _ : state) f(p, t);
-            roof = (roof + fma_peak(threads)) / 2;
-            const std::string after = x.verdict();
-            if (!after.empty())
-              return state.SkipWithError(("wrong after timing: " + after).c_str());
-
-            state.counters["flops"] =
-                benchmark::Counter(forward_flops(p), benchmark::Counter::kIsIterationInvariantRate);
-            state.counters["roof"] = roof;
-            if (x.extra_bytes >= 0) state.counters["extra_bytes"] = x.extra_bytes;
-          })
+  verified<T>(prefix, p, threads, forward_flops(p), f,
+              [=](benchmark::State& state, const Forward<T>& t) {
+                for (auto _ : state) f(p, t);
+              })
       ->UseRealTime()
       ->MinTime(seconds_a_sample_on_cpu);
+}
+
+void lines(const std::string& prefix, const Problem& p, const std::vector<Line>& lines,
+           const std::function<void(const Problem&, const Forward<float>&, const Lap&)>& f) {
+  using Clock = std::chrono::steady_clock;
+  for (std::size_t line = 0; line < lines.size(); ++line)
+    verified<float>(
+        prefix + "/line/" + lines[line].name, p, 1, lines[line].flops * visible_pairs(p),
+        [=](const Problem& q, const Forward<float>& t) { f(q, t, [](std::size_t) {}); },
+        [=](benchmark::State& state, const Forward<float>& t) {
+          for (auto _ : state) {
+            std::chrono::duration<double> taken{};
+            Clock::time_point began = Clock::now();
+            f(p, t, [&](std::size_t done) {
+              const Clock::time_point now = Clock::now();
+              if (done == line) taken += now - began;
+              began = now;
+            });
+            state.SetIterationTime(taken.count());
+          }
+        })
+        ->UseManualTime()
+        ->MinTime(seconds_a_sample_on_cpu / 16);  // of the line; the whole takes many times as long
 }
 
 template void forward(const std::string&, const Problem&,
@@ -411,10 +443,11 @@ class Collector : public benchmark::BenchmarkReporter {
     const std::size_t at = name.find('/') + 1;
     return name.substr(at, name.find('/', at) - at);
   }
-  // The first other row with the same parameters: what this one is compared with.
+  // The first other row with the same parameters: what this one is compared with. The lines of one
+  // forward do different things.
   static std::string earlier_row(const std::string& name, const std::vector<std::string>& order) {
     const std::size_t at = name.find("/N:");
-    if (at == std::string::npos) return {};
+    if (at == std::string::npos || what(name) == "line") return {};
     for (const std::string& other : order) {
       if (other == name) return {};
       const std::size_t there = other.find("/N:");

@@ -32,6 +32,17 @@ void forward(const std::string& prefix, const Problem& p,
 void part(const std::string& prefix, const Problem& p,
           const std::function<void(const Problem&, const Forward<float>&)>& f);
 
+// Where the time of a forward goes: a row "PREFIX/line/NAME/N:1024/d:64/causal:0/f32" for each of
+// its lines, verified as above. f runs the whole and calls the Lap with 0, 1, 2 ... when that line
+// is done, once for each head. `flops`: how many the line does for a visible pair.
+struct Line {
+  std::string name;
+  double flops;
+};
+using Lap = std::function<void(std::size_t done)>;
+void lines(const std::string& prefix, const Problem& p, const std::vector<Line>& lines,
+           const std::function<void(const Problem&, const Forward<float>&, const Lap&)>& f);
+
 // One row "roof/bandwidth/triad/threads:T/f32": bytes per second of a[i] = b[i] + s c[i] on arrays
 // of 64 MiB each, three of them counted. The other roof: what memory can deliver.
 void bandwidth(int threads);

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import importlib.util
 import io
 import json
 import re
@@ -659,6 +660,17 @@ def written(path: Path) -> Iterator[Words]:
 
 class Pictures(unittest.TestCase):
     """Those that are drawn by hand or by a stage's own program, with letters as letters."""
+
+    def test_drawn_ones_are_what_their_program_draws(self) -> None:
+        folder = HERE.parents[2] / "00_naive" / "pictures"
+        spec = importlib.util.spec_from_file_location("draw_00", folder / "draw.py")
+        assert spec and spec.loader
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[spec.name] = module  # dataclasses look their module up
+        spec.loader.exec_module(module)
+        for name, drawn in module.pictures().items():
+            with self.subTest(picture=name):
+                self.assertEqual((folder / name).read_text(encoding="utf-8"), drawn)
 
     def test_texts_can_be_read(self) -> None:
         course = HERE.parents[2]
