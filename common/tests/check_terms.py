@@ -14,7 +14,7 @@ Parentheses hold other forms of the name; commas part names of one entry that ar
 
 Bold that ends with . ? ! or : is a run-in heading, a line of its own a title; in a table, of code alone or beginning
 with a digit it is no term either. Names are found in any case, as whole words, with a plural. Not searched for uses:
-code, headings, texts of pictures, folds (hints and answers); README.md and docs/, which nobody reads in order. Nor are
+code, tables, headings, texts of pictures, folds (hints and answers); README.md and docs/, which nobody reads in order. Nor are
 names of one letter followed, names in brackets, and words of everyday English (ORDINARY), since no program can tell
 when they are meant as terms.
 """
@@ -27,13 +27,13 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 GLOSSARY = Path("docs/glossary.md")
-ORDINARY = frozenset({"block", "bank", "full", "mark", "merge", "pass", "promise", "skipped", "stage", "task"})
+ORDINARY = frozenset({"bank", "block", "diagonal", "full", "mark", "merge", "pass", "promise", "section", "skipped", "task"})
 
 BOLD = re.compile(r"\*\*(?=\S)((?:[^*]|\*(?!\*))+?)(?<=\S)\*\*")
 ENTRY = re.compile(r"^\*\*(.+?)\.?\*\*(.*?)(?=^\*\*|\Z)", re.M | re.S)
 LINK = re.compile(r"(?<!!)\[([^\]]*)\]\(([^)\s]*)\)")
 HIDDEN = (r"^```.*?^```[^\n]*$", r"<!--.*?-->", r"`[^`\n]+`")
-UNREAD = (r"<[^>\n]*>", r"^#[^\n]*$", r"!\[[^\]]*\]\([^)]*\)", r"(?<=\])\([^)\s]*\)")
+UNREAD = (r"<[^>\n]*>", r"^\|[^\n]*$", r"^#[^\n]*$", r"!\[[^\]]*\]\([^)]*\)", r"(?<=\])\([^)\s]*\)")
 
 
 @dataclass(frozen=True)
