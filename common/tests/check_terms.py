@@ -27,7 +27,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 GLOSSARY = Path("docs/glossary.md")
-ORDINARY = frozenset({"bank", "block", "diagonal", "full", "mark", "merge", "pass", "promise", "section", "skipped", "task"})
+ORDINARY = frozenset({"bank", "block", "diagonal", "full", "mark", "merge", "pass", "promise", "section", "skipped", "task", "view"})
 
 BOLD = re.compile(r"\*\*(?=\S)((?:[^*]|\*(?!\*))+?)(?<=\S)\*\*")
 ENTRY = re.compile(r"^\*\*(.+?)\.?\*\*(.*?)(?=^\*\*|\Z)", re.M | re.S)
