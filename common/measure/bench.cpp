@@ -113,44 +113,79 @@ void add_context(const std::string& key, const std::string& value) {
   benchmark::AddCustomContext(key, value);
 }
 
+namespace {
+
+// A row of `f` that is verified before and after its timing, which is left to `timed`.
 template <class T>
-void forward(const std::string& prefix, const Problem& p,
-             const std::function<void(const Problem&, const Forward<T>&)>& f, int threads) {
+Row verified(const std::string& prefix, const Problem& p, int threads, double flops,
+             const std::function<void(const Problem&, const Forward<T>&)>& f,
+             const std::function<void(benchmark::State&, const Forward<T>&)>& timed) {
   std::ostringstream name;
   name << prefix << "/N:" << p.Nk << "/d:" << p.d
        << "/causal:" << (p.causal == Causal::none ? 0 : 1) << (sizeof(T) == 8 ? "/f64" : "/f32");
   auto prepared = std::make_shared<std::unique_ptr<Prepared<T>>>();
-  add_row(name.str(),
-          [=](benchmark::State& state) {
-            const bool first = !*prepared;
-            if (first) *prepared = std::make_unique<Prepared<T>>(p);
-            Prepared<T>& x = **prepared;
-            const Forward<T> t{x.Q.view(), x.K.view(), x.V.view(), x.O.view(), nullptr};
+  return add_row(name.str(), [=](benchmark::State& state) {
+    const bool first = !*prepared;
+    if (first) *prepared = std::make_unique<Prepared<T>>(p);
+    Prepared<T>& x = **prepared;
+    const Forward<T> t{x.Q.view(), x.K.view(), x.V.view(), x.O.view(), nullptr};
 
-            x.O.poison();
-            if (first)
-              x.extra_bytes = double(peak_heap_bytes([&] { f(p, t); }));
-            else
-              f(p, t);
-            const std::string before = x.verdict();
-            if (!before.empty())
-              return state.SkipWithError(("wrong before timing: " + before).c_str());
+    x.O.poison();
+    if (first)
+      x.extra_bytes = double(peak_heap_bytes([&] { f(p, t); }));
+    else
+      f(p, t);
+    const std::string before = x.verdict();
+    if (!before.empty()) return state.SkipWithError(("wrong before timing: " + before).c_str());
 
-            x.O.poison();
-            double roof = fma_peak(threads);
-            for (auto _ : state) f(p, t);
-            roof = (roof + fma_peak(threads)) / 2;
-            const std::string after = x.verdict();
-            if (!after.empty())
-              return state.SkipWithError(("wrong after timing: " + after).c_str());
+    x.O.poison();
+    double roof = fma_peak(threads);
+    timed(state, t);
+    roof = (roof + fma_peak(threads)) / 2;
+    const std::string after = x.verdict();
+    if (!after.empty()) return state.SkipWithError(("wrong after timing: " + after).c_str());
 
-            state.counters["flops"] =
-                benchmark::Counter(forward_flops(p), benchmark::Counter::kIsIterationInvariantRate);
-            state.counters["roof"] = roof;
-            if (x.extra_bytes >= 0) state.counters["extra_bytes"] = x.extra_bytes;
-          })
+    state.counters["flops"] =
+        benchmark::Counter(flops, benchmark::Counter::kIsIterationInvariantRate);
+    state.counters["roof"] = roof;
+    if (x.extra_bytes >= 0) state.counters["extra_bytes"] = x.extra_bytes;
+  });
+}
+
+}  // namespace
+
+template <class T>
+void forward(const std::string& prefix, const Problem& p,
+             const std::function<void(const Problem&, const Forward<T>&)>& f, int threads) {
+  verified<T>(prefix, p, threads, forward_flops(p), f,
+              [=](benchmark::State& state, const Forward<T>& t) {
+                for (auto _ : state) f(p, t);
+              })
       ->UseRealTime()
       ->MinTime(seconds_a_sample_on_cpu);
+}
+
+void parts(const std::string& prefix, const Problem& p, const std::vector<Part>& parts,
+           const std::function<void(const Problem&, const Forward<float>&, const Lap&)>& f) {
+  using Clock = std::chrono::steady_clock;
+  for (std::size_t part = 0; part < parts.size(); ++part)
+    verified<float>(
+        prefix + "/part/" + parts[part].name, p, 1, parts[part].flops * visible_pairs(p),
+        [=](const Problem& q, const Forward<float>& t) { f(q, t, [](std::size_t) {}); },
+        [=](benchmark::State& state, const Forward<float>& t) {
+          for (auto _ : state) {
+            std::chrono::duration<double> taken{};
+            Clock::time_point began = Clock::now();
+            f(p, t, [&](std::size_t done) {
+              const Clock::time_point now = Clock::now();
+              if (done == part) taken += now - began;
+              began = now;
+            });
+            state.SetIterationTime(taken.count());
+          }
+        })
+        ->UseManualTime()
+        ->MinTime(seconds_a_sample_on_cpu / double(parts.size()));
 }
 
 template void forward(const std::string&, const Problem&,
@@ -383,10 +418,11 @@ class Collector : public benchmark::BenchmarkReporter {
     const std::size_t at = name.find('/') + 1;
     return name.substr(at, name.find('/', at) - at);
   }
-  // The first other row with the same parameters: what this one is compared with.
+  // The first other row with the same parameters: what this one is compared with. The parts of one
+  // whole do different things.
   static std::string earlier_row(const std::string& name, const std::vector<std::string>& order) {
     const std::size_t at = name.find("/N:");
-    if (at == std::string::npos) return {};
+    if (at == std::string::npos || what(name) == "part") return {};
     for (const std::string& other : order) {
       if (other == name) return {};
       const std::size_t there = other.find("/N:");

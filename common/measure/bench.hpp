@@ -27,6 +27,17 @@ template <class T>
 void forward(const std::string& prefix, const Problem& p,
              const std::function<void(const Problem&, const Forward<T>&)>& f, int threads = 1);
 
+// Where the time of a forward goes: a row "PREFIX/part/NAME/N:1024/d:64/causal:0/f32" for each part.
+// f runs the whole and calls the Lap with 0, 1, 2 ... whenever that part is done; a part may come
+// several times, once for each head. `flops`: how many a part does for a visible pair.
+struct Part {
+  std::string name;
+  double flops;
+};
+using Lap = std::function<void(std::size_t done)>;
+void parts(const std::string& prefix, const Problem& p, const std::vector<Part>& parts,
+           const std::function<void(const Problem&, const Forward<float>&, const Lap&)>& f);
+
 // One row "roof/bandwidth/triad/threads:T/f32": bytes per second of a[i] = b[i] + s c[i] on arrays
 // of 64 MiB each, three of them counted. The other roof: what memory can deliver.
 void bandwidth(int threads);
