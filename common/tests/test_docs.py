@@ -1,5 +1,6 @@
-"""Links lead somewhere; marks, skeletons, quotations and mutants are in step; no line is too long."""
+"""Links lead somewhere; pictures, marks, skeletons, quotations and mutants are in step; no line is too long."""
 
+import importlib.util
 import re
 import subprocess
 import sys
@@ -29,6 +30,19 @@ def long_lines() -> list[str]:
             for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1) if len(line) > 100]
 
 
+def stale_pictures() -> list[str]:
+    """A picture of docs/ that is not what the program beside it draws."""
+    stale = []
+    for program in sorted(ROOT.glob("docs/pictures/*.py")):
+        spec = importlib.util.spec_from_file_location(program.stem, program)
+        assert spec and spec.loader
+        spec.loader.exec_module(module := importlib.util.module_from_spec(spec))
+        picture = program.with_suffix(".svg")
+        if not picture.exists() or picture.read_text(encoding="utf-8") != module.drawn():
+            stale.append(f"{picture.relative_to(ROOT)}: not what {program.relative_to(ROOT)} draws; run it")
+    return stale
+
+
 def words(chapter: str) -> int:
     """Of running text: no tables, code and marks, nor what unfolds on demand, as hints and answers do."""
     text = re.sub(r"```.*?```|^\|[^\n]*$|<!--.*?-->", "", chapter, flags=re.DOTALL | re.M)
@@ -39,7 +53,7 @@ def words(chapter: str) -> int:
 
 
 def main() -> int:
-    problems = [problem for page in pages() for problem in broken_links(page)] + long_lines()
+    problems = [problem for page in pages() for problem in broken_links(page)] + long_lines() + stale_pictures()
     for cmake in sorted(ROOT.glob("0?_*/CMakeLists.txt")):
         stage = cmake.parent
         for tool, *args in (("practice/marks.py", stage), ("judge/mutants.py", stage / "check" / "mutants.txt", stage)):
