@@ -99,6 +99,45 @@ Spec tiny_spec() {
   return spec;
 }
 
+// ---- problems on which all is right but for one thing, each with what its Q, K and V have instead
+
+Spec causal(const Problem& p, const Data& data = {}) {
+  Spec spec{p, data};
+  spec.p.causal = Causal::top_left;
+  return spec;
+}
+using Change = void (*)(ForwardCase<float>&);
+
+// The last key, which no query sees, would weigh all: a maximum over it leaves the others nothing.
+Spec hidden_score() { return causal(shape(9, 12, 4), {Data::Kind::spike_last, 300}); }
+
+// Keys that no query sees, also where a vector of rows is not full: 0 * NaN is NaN.
+Spec hidden_V() { return causal(shape(17, 22, 8)); }
+void nan_in_hidden_V(ForwardCase<float>& c) {
+  const Array V = to_array(c.V);
+  c.V.fill([&](auto b, auto h, auto j, auto x) {
+    return j >= c.p.Nq ? std::nan("") : V.at(b, h, j, x);
+  });
+}
+
+// Where one product with all of V is the method, a NaN in it reaches every row.
+bool spares_hidden_V(const Promises& is) {
+  const Problem p = hidden_V().p;
+  return is.causal && !shares_a_tile(is, p, p.Nq - 1, p.Nq);
+}
+
+// Every score is -infinity, so that no key weighs anything, but for one that is NaN in row 2 and one
+// in row 4: infinity - infinity. Neither comes first, where some maxima start.
+Spec no_weight() { return {shape(5, 50, 4)}; }
+void nan_among_no_weight(ForwardCase<float>& c) {
+  const double infinity = INFINITY;
+  c.Q.fill([](auto, auto, auto i, auto x) { return x == 0 || i == 2 * x ? 1.0 : -1.0; });
+  c.K.fill([&](auto, auto, auto j, auto x) {
+    const bool meets = (x == 1 && j == 20) || (x == 2 && j == 49);
+    return x == 0 ? -infinity : meets ? infinity : 1.0;
+  });
+}
+
 // A method as a black box: small problems, each of which shows one quantity whatever the method
 // calls it, in an order in which the first that differs tells most. Where V is one for one key and
 // zero for the others, O is what that key weighs.
@@ -144,8 +183,10 @@ struct Forwards {
     for (double x : lses) record(lse, x);
   }
 
-  void random(const Spec& spec, const char* output, const char* lse) const {
+  void random(const Spec& spec, const char* output, const char* lse,
+              Change change = nullptr) const {
     ForwardCase<float> c(spec, stage.promises.lse);
+    if (change) change(c);
     call(c);
     show(output, c.O);
     if (stage.promises.lse) show(lse, c.LSE);
@@ -183,12 +224,9 @@ struct Forwards {
         spec.p.causal = causal;
         mask(spec, "sum, causal", "keys, causal");
       }
-      if (stage.promises.large_scores) {  // what is hidden would weigh all
-        Spec far{shape(8, 12, 8)};
-        far.p.causal = Causal::top_left;
-        far.data = {Data::Kind::rising, 200};
-        random(far, "O, hidden far", "L, hidden far");
-      }
+      if (stage.promises.large_scores) random(hidden_score(), "O, hidden far", "L, hidden far");
+      if (spares_hidden_V(stage.promises))
+        random(hidden_V(), "O, hidden NaN", "L, hidden NaN", nan_in_hidden_V);
     }
     if (stage.promises.key_lengths) {
       Spec spec{shape(2, 40, 2, 2)};
@@ -202,6 +240,7 @@ struct Forwards {
       Spec spec{shape(5, 7, 4)};
       spec.data = {Data::Kind::alternating, 60};
       random(spec, "O, +60 and -60", "L, +60 and -60");
+      random(no_weight(), "O, -inf and NaN", "L, -inf and NaN", nan_among_no_weight);
     }
     if (stage.promises.lse) {
       ForwardCase<float> c({shape(3, 4, 2)}, false);
@@ -360,6 +399,7 @@ struct Trial {
   const char* about;
   Spec spec;
   bool wanted;
+  Change change = nullptr;  // of a forward's inputs; then no backward is tried
 };
 
 // Few cases, each with a trait of its own: what tells one mistake from another.
@@ -401,6 +441,9 @@ std::vector<Trial> trials(const StageUnderTest& stage) {
               s.lengths = {0, 1, 35, 70};
             }),
        is.key_lengths},
+      {"a hidden score of 300", hidden_score(), is.causal && is.large_scores},
+      {"NaN in hidden V", hidden_V(), spares_hidden_V(is) && forward, nan_in_hidden_V},
+      {"NaN beside -infinity", no_weight(), is.large_scores && forward, nan_among_no_weight},
       {"a wide head", {shape(18, 20, 100)}, true},
       {"no keys", {shape(5, 0, 8)}, true}};
   std::erase_if(all, [](const Trial& t) { return !t.wanted; });
@@ -421,10 +464,11 @@ TEST(Practice, Trials) {
       if (has_forward(stage))
         say(t.about, tried([&] {
               ForwardCase<float> c(t.spec, stage.promises.lse);
+              if (t.change) t.change(c);
               stage.f32.forward(c.call());
               return c.verdict();
             }));
-      if (stage.f32.backward)
+      if (stage.f32.backward && !t.change)
         say(t.about, tried([&] {
               BackwardCase<float> c(t.spec);
               stage.f32.backward(c.call());
