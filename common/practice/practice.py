@@ -7,6 +7,7 @@
 """
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -26,6 +27,7 @@ from weave import notes
 ROOT = Path(__file__).resolve().parents[2]
 USAGE, MISSING = 2, 3   # exit codes: the command cannot work; this machine lacks something
 SCREEN = 14         # lines at most without -v, after the one that `begin` may have said
+PATIENCE = 10.0     # seconds until a build says how far it is, where there is no terminal
 OWN = {"predictions.txt"}       # what mine/ may hold beside lessons
 EDITORS = re.compile(r"(^|/)[.#]|~$|#$|\.(sw[op]|bak|orig|tmp|rej)$|(^|/)4913$")
 SANITIZERS = {"race": ("tsan", "ThreadSanitizer"), "asan": ("asan", "AddressSanitizer and UndefinedBehaviorSanitizer")}
@@ -128,13 +130,53 @@ def strangers(stage: Path) -> list[str]:
 
 # ---- building ----------------------------------------------------------------------------------
 
-def call(wish: Wish, *command: str) -> tuple[bool, str]:
+class Progress:
+    """How far a build is, `building: [n/m]`: on a terminal one line, rewritten and gone at the end; elsewhere a few lines,
+    the first after ten seconds, each of the others when twice that time has passed."""
+
+    def __init__(self, doing: str) -> None:
+        self.doing, self.rewritten, self.width = doing, sys.stdout.isatty(), 0
+        self.began, self.due = time.monotonic(), PATIENCE
+        if self.rewritten:
+            self.rewrite(f"{doing} ...")
+
+    def rewrite(self, text: str) -> None:
+        print("\r" + text.ljust(self.width), end="", flush=True)
+        self.width = len(text)
+
+    def step(self, line: str) -> None:
+        m = re.match(r"\[\d+/\d+\]", line)
+        if m and self.rewritten:
+            self.rewrite(f"{self.doing}: {m[0]}")
+        elif m and time.monotonic() - self.began >= self.due:
+            print(f"{self.doing}: {m[0]}", flush=True)
+            self.due *= 2
+
+    def over(self) -> None:
+        if self.rewritten:
+            self.rewrite("")
+            print("\r", end="", flush=True)
+
+
+def call(wish: Wish, doing: str, *command: str) -> tuple[bool, str]:
     if wish.loud:
         print("+ " + " ".join(command), flush=True)
-    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", check=False)
-    if wish.loud:
-        print(done.stdout, end="")
-    return done.returncode == 0, done.stdout
+    progress = None if wish.loud else Progress(doing)
+    output = []
+    process = subprocess.Popen(command, cwd=ROOT, env={**os.environ, "NINJA_STATUS": "[%f/%t] "}, text=True, errors="replace",
+                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    try:
+        for line in process.stdout or []:
+            output.append(line)
+            if progress:
+                progress.step(line)
+            else:
+                print(line, end="", flush=True)
+    finally:
+        code = process.wait()
+        if progress:
+            progress.over()
+    return code == 0, "".join(output)
 
 
 def configured(wish: Wish, preset: str, program: str) -> Path:
@@ -143,14 +185,14 @@ def configured(wish: Wish, preset: str, program: str) -> Path:
     if not (build / wish.stage.name / program).is_file():
         print("building your code and its judge; the first time takes a minute or more", flush=True)
     if not (build / "build.ninja").is_file():
-        done, output = call(wish, "cmake", "--preset", preset)
+        done, output = call(wish, "configuring", "cmake", "--preset", preset)
         if not done:
             raise Bad(output + "CMake could not configure; its own words are above")
     return build
 
 
 def built(wish: Wish, build: Path, target: str) -> tuple[bool, str]:
-    return call(wish, "cmake", "--build", str(build.relative_to(ROOT)), "--target", target)
+    return call(wish, "building", "cmake", "--build", str(build.relative_to(ROOT)), "--target", target)
 
 
 def first_errors(output: str) -> list[str]:

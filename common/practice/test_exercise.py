@@ -247,6 +247,44 @@ SUMMARY: ThreadSanitizer: data race 04_toy/mine/a.cu:55 in kernel
         self.assertIn("no line of yours", finding("T", "WARNING: ThreadSanitizer: data race (pid=7)\n  Read\n", self.mine())[1])
 
 
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+class Building(unittest.TestCase):
+    PROGRAM = "import sys; print('[0/2] a\\n[1/2] b\\na.cpp:1: error: x\\n[12/20] c'); sys.exit(1)"
+
+    def said(self, out: io.StringIO, loud: bool = False) -> str:
+        wish = Wish(practice.ROOT / "02_online_softmax", loud, "")
+        with contextlib.redirect_stdout(out):
+            self.assertEqual(practice.call(wish, "building", sys.executable, "-c", self.PROGRAM),
+                             (False, "[0/2] a\n[1/2] b\na.cpp:1: error: x\n[12/20] c\n"))
+        return out.getvalue()
+
+    def test_on_a_terminal_one_line_that_leaves_nothing(self) -> None:
+        said = self.said(Terminal())
+        self.assertTrue(said.startswith("\rbuilding ...\rbuilding: [0/2]\rbuilding: [1/2]\rbuilding: [12/20]\r"), repr(said))
+        self.assertEqual(said.split("\r")[-2:], [" " * len("building: [12/20]"), ""])
+        self.assertNotIn("\n", said)
+
+    def test_elsewhere_a_few_lines_if_it_lasts(self) -> None:
+        self.assertEqual(self.said(io.StringIO()), "")
+        with mock.patch.object(practice, "PATIENCE", 0.0):
+            self.assertEqual(self.said(io.StringIO()), "building: [0/2]\nbuilding: [1/2]\nbuilding: [12/20]\n")
+        times = iter([0.0, 9, 10, 19, 20, 39, 40])
+        out = io.StringIO()
+        with mock.patch.object(practice.time, "monotonic", lambda: next(times)), contextlib.redirect_stdout(out):
+            progress = practice.Progress("building")
+            for n in range(1, 7):
+                progress.step(f"[{n}/9] x")
+            progress.over()
+        self.assertEqual(out.getvalue(), "building: [2/9]\nbuilding: [4/9]\nbuilding: [6/9]\n")
+
+    def test_loud(self) -> None:
+        self.assertIn("[1/2] b\na.cpp:1: error: x\n", self.said(Terminal(), loud=True))
+
+
 class Compilers(unittest.TestCase):
     def test_gcc_and_clang(self) -> None:
         root = str(practice.ROOT)
