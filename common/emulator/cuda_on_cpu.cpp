@@ -225,12 +225,23 @@ void resume(unsigned index) {
 
 bool runnable(State s) { return s == State::fresh || s == State::ready; }
 
+// "threads 0-31, 33, 35 and 14 more": three runs of neighbours, then how many are left.
 std::string list(State state) {
+  const auto& fibers = running->fibers;
   std::string text;
-  for (unsigned t = 0; t < running->fibers.size(); ++t)
-    if (running->fibers[t].state == state && text.size() < 40)
-      text += (text.empty() ? "" : ", ") + std::to_string(t);
-  return text;
+  unsigned runs = 0, more = 0;
+  for (unsigned t = 0; t < fibers.size(); ++t) {
+    if (fibers[t].state != state) continue;
+    const unsigned first = t;
+    while (t + 1 < fibers.size() && fibers[t + 1].state == state) ++t;
+    if (++runs > 3) {
+      more += t - first + 1;
+      continue;
+    }
+    text += (runs == 1 ? "threads " : ", ") + std::to_string(first);
+    if (t > first) text += "-" + std::to_string(t);
+  }
+  return more ? text + " and " + std::to_string(more) + " more" : text;
 }
 
 // Opens those barriers within a warp, of threads [first, end), whose lanes have all arrived. A
@@ -276,10 +287,10 @@ void run_block() {
     if (has(State::waits_for_warp))
       throw std::logic_error(
           std::string(running->kernel) + ": block " + std::to_string(blockIdx.x) +
-          " hangs: threads " + list(State::waits_for_warp) +
-          " ... wait for their warp (__syncwarp or a shuffle), but not all lanes of the mask come" +
+          " hangs: " + list(State::waits_for_warp) +
+          " wait for their warp (__syncwarp or a shuffle), but not all lanes of the mask come" +
           (has(State::waits_for_block)
-               ? "; threads " + list(State::waits_for_block) + " ... wait in __syncthreads"
+               ? "; " + list(State::waits_for_block) + " wait in __syncthreads"
                : ""));
   } while (has(State::waits_for_block));
 }
