@@ -42,6 +42,7 @@ StageUnderTest stage(Kernel kernel, Int nan_tile) {
     cuda_forward::forward(p, t, {kernel});
   });
   s.effort = gpu_effort();
+  s.take_kernels = take_kernels();
   s.unavailable = no_gpu;
   return s;
 }

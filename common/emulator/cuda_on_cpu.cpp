@@ -170,6 +170,7 @@ Launch* running = nullptr;
 thread_local cudaError_t last_error = cudaSuccess;
 std::map<const void*, int> allowed_shared;  // by kernel; guarded by the same mutex
 std::set<cudaStream_t> streams;             // guarded by the same mutex
+std::set<std::string> kernels;              // guarded by the same mutex
 
 void note(cudaStream_t stream) {
   const std::lock_guard lock(one_launch_at_a_time);
@@ -316,6 +317,7 @@ void launch(const char* kernel, const void* function, dim3 grid, dim3 block,
             std::size_t shared_bytes, cudaStream_t stream, const std::function<void()>& thread) {
   const std::lock_guard lock(one_launch_at_a_time);
   streams.insert(stream);
+  kernels.insert(kernel);
   const std::uint64_t threads = std::uint64_t(block.x) * block.y * block.z;
   std::size_t limit = shared_without_asking;
   if (const auto asked = allowed_shared.find(function); asked != allowed_shared.end())
@@ -367,6 +369,10 @@ void launch(const char* kernel, const void* function, dim3 grid, dim3 block,
 std::set<cudaStream_t> take_streams() {
   const std::lock_guard lock(one_launch_at_a_time);
   return std::exchange(streams, {});
+}
+std::set<std::string> take_kernels() {
+  const std::lock_guard lock(one_launch_at_a_time);
+  return std::exchange(kernels, {});
 }
 
 cudaError_t allow_dynamic_shared_memory(const void* kernel, int bytes) {

@@ -27,6 +27,8 @@ PROGRAM = f'''\
     elif name == "Practice.Trace":
         outside = "FA_OUTSIDE" in os.environ
         print("stage\\trows")
+        if MODE != "dead" or steps == 0:
+            print("launched\\tkernel " + ("other " if MODE != "idle" or steps == 0 else ""))
         for x in (1, 2, 3, 4, 5):
             print(f"see\\tP\\t{{{{x}}}}")
         for x in (1, 2, 3, 4, 5):
@@ -132,6 +134,11 @@ class OfAProgram(unittest.TestCase):
         self.assertEqual((found.wrong, found.right, found.passed), ({}, [], False))
         self.assertIn("what stands outside of them has changed", "\n".join(found.lines))
         self.assertIn("  wrong: O, all of row 4; LSE right", found.lines)
+
+    def test_a_kernel_that_is_never_launched(self) -> None:
+        self.assertEqual(self.judged("idle").lines[0], "never launched: other (its FA_LAUNCH is missing, or is not reached)")
+        for mode in ("right", "dead"):  # of a program that ends before it tells, nothing is known
+            self.assertNotIn("never launched", "\n".join(self.judged(mode).lines))
 
     def test_not_written(self) -> None:
         found = self.judged("wrong", False, True)

@@ -356,12 +356,13 @@ struct Backwards {
 };
 
 // The chapter's problem: what the steps note on the way, or with FA_OUTSIDE what can be seen
-// without them; then the results.
+// without them; then the results, and which kernels were launched.
 TEST(Practice, Trace) {
   const TinyProblem tiny;
   const bool outside = std::getenv("FA_OUTSIDE");
   for (const StageUnderTest& stage : stages()) {
     std::printf("stage\t%s\n", stage.name.c_str());
+    if (stage.take_kernels) stage.take_kernels();
     const std::string wrong = tried([&] {
       if (has_forward(stage)) {
         const ForwardFunction forward = stage.by_hand ? stage.by_hand : stage.f32.forward;
@@ -391,6 +392,11 @@ TEST(Practice, Trace) {
       return std::string();
     });
     recording = false;
+    if (stage.take_kernels) {
+      std::printf("launched\t");
+      for (const std::string& kernel : stage.take_kernels()) std::printf("%s ", kernel.c_str());
+      std::printf("\n");
+    }
     if (!wrong.empty()) std::printf("stopped\t%s\n", wrong.c_str());
   }
 }

@@ -182,6 +182,12 @@ TEST(Emulator, AWriteBehindSharedMemoryIsReported) {
 #endif
 }
 TEST(Emulator, DeviceMemoryBeginsAsNaN) { EXPECT_TRUE(std::isnan(*DeviceMemory(4).as<float>())); }
+TEST(Emulator, KernelsAreNotedByName) {
+  emulator::take_kernels();
+  test_kernels::launch_with(32, 0);
+  EXPECT_EQ(emulator::take_kernels(), std::set<std::string>{"nothing"});
+  EXPECT_TRUE(emulator::take_kernels().empty());
+}
 TEST(Emulator, ThreadsThatWaitForEachOtherForEverAreReported) {
   EXPECT_EQ(error([] { test_kernels::diverge(false); }),
             "diverge_kernel: block 0 hangs: threads 0-15 wait for their warp (__syncwarp or a "
