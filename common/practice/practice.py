@@ -17,9 +17,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Callable, NoReturn
 
-from marks import Lesson, load_copy, marked_lessons, stage_of  # puts common/judge on the path
+from marks import BARRIER, Lesson, Region, load_copy, marked_lessons, stage_of  # puts common/judge on the path
 from progress import note, read
-from source import Bad, Parser, run, write_whole
+from source import Bad, Parser, bare, run, write_whole
 from suite import Suite, Test, pattern, run_suite
 from verdict import ENVIRONMENT, Copy, Verdict, program
 from weave import notes
@@ -387,16 +387,40 @@ def finding(name: str, output: str, mine: list[Copy]) -> list[str]:
     report = output[found.start():].partition("SUMMARY")[0]
     if found[3]:    # the place stands before it
         report = output[:found.start()].rsplit("\n", 1)[-1] + report
-    places = []     # of each access the innermost line that is the reader's; of a kernel, not of what it calls
+    at: list[tuple[str, int]] = []      # of each access the innermost line that is the reader's; of a kernel, not of what it calls
     for access in [stack for stack in report.split("\n\n") if re.search("(?:read|write) of size", stack, re.I)] or [report]:
-        seen = [("_kernel" not in m[1], m.start(), c.text, int(m[2])) for c in mine
+        seen = [("_kernel" not in m[1], m.start(), c.name, int(m[2])) for c in mine
                 for m in re.finditer(rf"^(.*){re.escape(c.text.label)}:(\d+)", access, re.M)]
-        for *_, text, line in sorted(seen, key=lambda place: place[:2])[:1]:
-            places.append(f"  {text.label}:{line}: {text.lines[line - 1].strip() if line <= len(text.lines) else ''}")
+        at += [place[2:] for place in sorted(seen, key=lambda place: place[:2])[:1]]
+    by_name, places = {c.name: c for c in mine}, []
+    at = list(dict.fromkeys(at))[:2]
+    for file, line in at:
+        text = by_name[file].text
+        places.append(f"  {text.label}:{line}: {text.lines[line - 1].strip() if line <= len(text.lines) else ''}")
+    if found[1] and len({file for file, _ in at}) == 1:
+        places += near(by_name[at[0][0]], [line for _, line in at])
     trials = re.findall(r"^begins\t(.+)$", output[:found.start()], re.M)
     return [f"{name}: {found[1] or found[2] or found[3]}",
-            *(list(dict.fromkeys(places))[:2] or ["  no line of yours: the caller of your code, or the judge; -v shows the report"]),
+            *(places or ["  no line of yours: the caller of your code, or the judge; -v shows the report"]),
             f"  at the trial: {trials[-1]}" if trials else "  at the first trial"]
+
+
+def near(copy: Copy, lines: list[int]) -> list[str]:
+    """What to look at where two lines race: the holes of a barrier that has none in it, those between the lines, else those
+    next to them, since a loop leads from its last line to its first; and if there are none, the holes that they stand in."""
+    first, last = min(lines) - 1, max(lines) - 1
+
+    def barrier(text: Lesson, hole: Region) -> bool:
+        return bool(BARRIER.search(bare("\n".join(text.code(hole)))))
+    wanted = [h.name for h in copy.lesson.holes(2) if barrier(copy.lesson, h)]
+    lacking = [h for h in copy.text.regions if h.name in wanted and not barrier(copy.text, h)]
+    between = [h for h in lacking if first < h.first and h.last < last]
+    around = [h for h in lacking if h.last < first][-1:] + [h for h in lacking if last < h.first][:1]
+    if holes := between or around:
+        where = "between them" if between else "around them" if first < last else "around it"
+        return [f"  {where} no barrier: {'; '.join(f'{h.name}, {h.text}' for h in holes)}"]
+    inside = [h.name for h in copy.text.regions if h.kind != "blank" and any(h.first < n - 1 < h.last for n in lines)]
+    return [f"  in {' and '.join(inside)}"] if inside else []
 
 
 # ---- watching ----------------------------------------------------------------------------------

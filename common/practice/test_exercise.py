@@ -14,7 +14,7 @@ from pathlib import Path
 from unittest import mock
 
 import practice
-from marks import Lesson, load_copy, marked_lessons  # puts common/judge on the path
+from marks import Lesson, Region, load_copy, marked_lessons  # puts common/judge on the path
 from practice import Wish, begin, copies, finding, first_errors, fitted, following, settled, state, strangers
 from verdict import Copy
 
@@ -224,6 +224,23 @@ SUMMARY: ThreadSanitizer: data race 04_toy/mine/a.cu:55 in kernel
         self.assertEqual(finding("ThreadSanitizer", report, self.mine()),
                          ["ThreadSanitizer: data race", "  04_toy/mine/a.cu:55: line 55;", "  04_toy/mine/a.cu:48: line 48;",
                           "  at the trial: a few keys"])
+
+    def test_the_hole_of_the_barrier_that_is_missing(self) -> None:
+        """Between the lines; else next to them, as where a loop leads from its end to its beginning; else where they stand."""
+        holes = [Region("more", "04.a", 0, 2, "before the load", 1), Region("step", "04.1", 3, 5, "load", 1),
+                 Region("more", "04.b", 6, 8, "before the use", 1), Region("step", "04.2", 9, 11, "use", 1),
+                 Region("more", "04.c", 12, 14, "at the end", 1)]
+        lines = [line for code in ("__syncthreads();", "x", "__syncthreads();", "x", "// no __syncthreads()") for line in ("// [", code, "// [end]")]
+        lesson = Lesson("04_toy/a.cu", lines, holes)
+
+        def said(*lacking: int) -> str:
+            mine = Lesson("04_toy/mine/a.cu", ["" if i in lacking else line for i, line in enumerate(lines)], holes, 2)
+            report = ("WARNING: ThreadSanitizer: data race (pid=7)\n  Read of size 4\n    #0 k 04_toy/mine/a.cu:11\n\n"
+                      "  Previous write of size 4\n    #0 k 04_toy/mine/a.cu:5\n")
+            return finding("T", report, [Copy(lesson, mine, [])])[3]
+        self.assertEqual(said(1, 7), "  between them no barrier: 04.b, before the use")
+        self.assertEqual(said(1), "  around them no barrier: 04.a, before the load")
+        self.assertEqual(said(), "  in 04.1 and 04.2")
 
     def test_a_race_in_what_a_kernel_calls_is_the_kernels(self) -> None:
         report = ("WARNING: ThreadSanitizer: data race (pid=7)\n  Write of size 4 at 0x1 by thread T3:\n"
