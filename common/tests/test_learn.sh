@@ -77,6 +77,21 @@ if [ -e "$copy/build" ] || ! cmp -s 00_naive/exercise/naive.cpp "$copy/00_naive/
   echo "FAILED: practice built something, or changed a reader's files"
   failures=$((failures + 1))
 fi
+# A smoke run says that it compares nothing, whatever was predicted, and is not noted.
+mkdir -p "$copy/fake" "$copy/build/00_naive"
+printf '#!/bin/sh\necho "cmake version 3.30.0"\n' >"$copy/fake/cmake"
+cat >"$copy/build/00_naive/stage00_bench" <<'SH'
+#!/bin/sh
+for file in 00_naive/results/*.json; do sed 's/"size": "[a-z]*"/"size": "smoke"/' "$file" >"$3"; done
+SH
+chmod +x "$copy/fake/cmake" "$copy/build/00_naive/stage00_bench"
+said=$(PATH="$copy/fake:$PATH" FA_NO_INSTALL=1 "$copy/learn" bench 00 --smoke 2>&1 </dev/null)
+code=$?
+if [ $code -ne 0 ] || [ -e "$copy/.progress" ] ||
+  [ "$(printf '%s\n' "$said" | tail -n 1)" != "--smoke shows that the benchmark runs; it measures nothing, and no prediction is compared" ]; then
+  printf 'FAILED: bench --smoke\n  exit %s: %s\n' "$code" "$said"
+  failures=$((failures + 1))
+fi
 rm -r "$copy"
 # What is not there is said in a line, with what to do. The tools that `learn` itself needs are left.
 bare=$(mktemp -d)
