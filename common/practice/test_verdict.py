@@ -208,9 +208,15 @@ class Saying(unittest.TestCase):
 
     def test_many_trials(self) -> None:
         wrong = {f"t{i}": "threw: an index" for i in range(6)}
-        self.assertEqual(of_trials(Trials(["a"], wrong))[-1], "wrong with t0, t1, t2, t3 and 2 more; right with a")
+        self.assertEqual(of_trials(Trials(["a"], wrong))[-1], "wrong with t0, t1, t2 and 3 more; right with a")
         self.assertEqual(of_trials(Trials([], wrong))[-1], "wrong with every trial")
         self.assertEqual(of_trials(Trials(["a"])), [])
+
+    def test_the_first_size_says_what_sizes_are(self) -> None:
+        wrong = {"one key (3 x 1 x 4)": "O is bad", "several tiles (33 x 150 x 16)": "O is worse"}
+        self.assertEqual(of_trials(Trials(["no keys (5 x 0 x 8)"], wrong)),
+                         ["wrong: O is worse", "wrong with one key (Nq x Nk x d = 3 x 1 x 4), several tiles (33 x 150 x 16); "
+                                               "right with no keys (5 x 0 x 8)"])
 
     def test_many_steps_in_a_line(self) -> None:
         some = [("02.1", "right"), ("02.2", "not yet"), ("02.3", "not written")]

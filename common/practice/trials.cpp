@@ -7,6 +7,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <functional>
+#include <sstream>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -405,7 +406,16 @@ struct Trial {
   const char* about;
   Spec spec;
   bool wanted;
-  Change change = nullptr;  // of a forward's inputs; then no backward is tried
+  Change change = nullptr;  // of a forward's inputs
+  bool lse = true;          // is it wanted?
+
+  bool of_the_forward() const { return change || !lse; }
+  // "several tiles (33 x 150 x 16)": Nq, Nk and d.
+  std::string name() const {
+    std::ostringstream s;
+    s << about << " (" << spec.p.Nq << " x " << spec.p.Nk << " x " << spec.p.d << ")";
+    return s.str();
+  }
 };
 
 // Few cases, each with a trait of its own: what tells one mistake from another.
@@ -451,7 +461,8 @@ std::vector<Trial> trials(const StageUnderTest& stage) {
       {"NaN in hidden V", hidden_V(), spares_hidden_V(is) && forward, nan_in_hidden_V},
       {"NaN beside -infinity", no_weight(), is.large_scores && forward, nan_among_no_weight},
       {"a wide head", {shape(18, 20, 100)}, true},
-      {"no keys", {shape(5, 0, 8)}, true}};
+      {"no keys", {shape(5, 0, 8)}, true},
+      {"no LSE wanted", plain, is.lse && forward, nullptr, false}};
   std::erase_if(all, [](const Trial& t) { return !t.wanted; });
   return all;
 }
@@ -459,36 +470,28 @@ std::vector<Trial> trials(const StageUnderTest& stage) {
 TEST(Practice, Trials) {
   for (const StageUnderTest& stage : stages()) {
     std::printf("stage\t%s\n", stage.name.c_str());
-    const auto say = [](const char* about, const std::string& wrong) {
-      std::printf("trial\t%s\t%s\n", about, wrong.c_str());
-      std::fflush(stdout);  // what comes before a crash is not lost
-    };
     for (const Trial& t : trials(stage)) {
       if (stage.promises.takes && !stage.promises.takes(t.spec.p)) continue;
-      std::printf("begins\t%s\n", t.about);
+      const std::string name = t.name();
+      const auto say = [&](const std::string& wrong) {
+        std::printf("trial\t%s\t%s\n", name.c_str(), wrong.c_str());
+        std::fflush(stdout);  // what comes before a crash is not lost
+      };
+      std::printf("begins\t%s\n", name.c_str());
       std::fflush(stdout);
       if (has_forward(stage))
-        say(t.about, tried([&] {
-              ForwardCase<float> c(t.spec, stage.promises.lse);
-              if (t.change) t.change(c);
-              stage.f32.forward(c.call());
-              return c.verdict();
-            }));
-      if (stage.f32.backward && !t.change)
-        say(t.about, tried([&] {
-              BackwardCase<float> c(t.spec);
-              stage.f32.backward(c.call());
-              return c.verdict();
-            }));
-    }
-    if (stage.promises.lse && has_forward(stage)) {
-      std::printf("begins\tno LSE wanted\n");
-      std::fflush(stdout);
-      say("no LSE wanted", tried([&] {
-            ForwardCase<float> c({shape(5, 7, 3)}, false);
-            stage.f32.forward(c.call());
-            return c.verdict();
-          }));
+        say(tried([&] {
+          ForwardCase<float> c(t.spec, stage.promises.lse && t.lse);
+          if (t.change) t.change(c);
+          stage.f32.forward(c.call());
+          return c.verdict();
+        }));
+      if (stage.f32.backward && !t.of_the_forward())
+        say(tried([&] {
+          BackwardCase<float> c(t.spec);
+          stage.f32.backward(c.call());
+          return c.verdict();
+        }));
     }
   }
 }

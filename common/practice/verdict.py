@@ -213,13 +213,14 @@ def of_trials(t: Trials) -> list[str]:
     lines = [said for said in (t.ended, t.cost) if said]
     if not t.wrong:
         return lines
-    first = next((name for name in TELLING if name in t.wrong), next(iter(t.wrong)))
+    first = next((name for trait in TELLING for name in t.wrong if name.startswith(trait)), next(iter(t.wrong)))
     said = numbers([Test(first, "failed", f"case  {first}\n{t.wrong[first]}")])
     if said and "NaN" in t.wrong[first] and "NaN" not in said:
         said += " (NaN among them)"
     lines += [said[:260]] * bool(said)
     every = not t.right
-    return [*lines, f"wrong with {'every trial' if every else some(list(t.wrong))}" + ("" if every else f"; right with {some(t.right)}")]
+    which = "every trial" if every else f"{some(list(t.wrong), 3)}; right with {some(t.right, 3)}"
+    return [*lines, "wrong with " + re.sub(r"\((?=\d+ x )", "(Nq x Nk x d = ", which, count=1)]
 
 
 class Verdict:
