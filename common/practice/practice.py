@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Callable, NoReturn
 
 from marks import BARRIER, Lesson, Region, load_copy, marked_lessons, stage_of  # puts common/judge on the path
-from progress import note, read
+from progress import next_of, note, read, stages_of
 from source import Bad, Parser, bare, run, write_whole
 from suite import Suite, Test, pattern, run_suite
 from verdict import ENVIRONMENT, Copy, Verdict, program
@@ -247,7 +247,7 @@ def practise(wish: Wish) -> int:
         for name, lines in verdict.wrong.items():
             print(f"{name}, alone:", *lines, sep="\n  ")
         print(*(t.output for t in (verdict.suite or verdict.program.suite()).bad), sep="\n")
-    keep(wish, mine, verdict.right if verdict.woven or verdict.passed else [])
+    keep(wish, mine, None if verdict.passed and not verdict.empty else verdict.right if verdict.woven else [])
     if not verdict.passed:
         advise(wish, mine, verdict)
         return 1
@@ -300,7 +300,7 @@ def practise_ladder(wish: Wish, mine: list[Copy]) -> int:
         print(f"not tested: {' '.join(kernels)}, since {wish.no_gpu}; they compile" if shutil.which("nvcc") else
               f"not tested: {' '.join(kernels)}, since {wish.no_gpu}")
         return MISSING
-    keep(wish, mine, [h.name for c in mine for h in c.text.regions])
+    keep(wish, mine, None)
     print(f"all tests pass on your code. Next: {following(wish, mine)}")
     return 0
 
@@ -322,25 +322,23 @@ def advise(wish: Wish, mine: list[Copy], verdict: Verdict | None) -> None:
     print(f"edit {wish.stage.name}/mine, run {wish.command} again; " + "; ".join(ways))
 
 
-def keep(wish: Wish, mine: list[Copy], right: list[str]) -> None:
-    """A line in .progress for each step that is right for the first time."""
+def keep(wish: Wish, mine: list[Copy], right: list[str] | None) -> None:
+    """A line in .progress for each step that is right for the first time; None: all are, those whose marks are gone, too."""
     known = {(n.stage, n.details.get("step"), n.details.get("level")) for n in read(ROOT)[0] if n.what == "practice"}
     for copy in mine:
-        for hole in copy.text.regions:
+        for hole in copy.lesson.holes(copy.text.level):
             level = str(copy.text.level)
-            if hole.name in right and (wish.id, hole.name, level) not in known:
+            if (right is None or hole.name in right) and (wish.id, hole.name, level) not in known:
                 note(ROOT, wish.id, "practice", step=hole.name, level=level)
 
 
 def following(wish: Wish, mine: list[Copy]) -> str:
-    """The next file of the stage that is not done, at the level of this one; then a hunt."""
+    """What ./learn progress says; and if this stage is done at this level, the next one."""
+    notes = read(ROOT)[0]
     level = max(c.text.level for c in mine)
-    done = {c.name for c in mine if not c.empty()}
-    left = [name_of(x) for x in skeletons(wish.stage) if name_of(x) not in done]
-    if left:
-        return f"{wish.command} {left[0]}" + (f" --level {level}" if level > 1 else "")
-    harder = f", or again with less help: {wish.command} --level {level + 1} --reset" if level < 3 else ""
-    return f"./learn hunt {wish.id}{harder}"
+    done = len(mine) == len(skeletons(wish.stage)) and not any(c.empty() for c in mine)
+    return next_of(stages_of(ROOT, notes), notes) + \
+        (f"; or again with less help: {wish.command} --level {level + 1} --reset" if done and level < 3 else "")
 
 
 # ---- sanitizers --------------------------------------------------------------------------------

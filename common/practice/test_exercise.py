@@ -15,7 +15,8 @@ from unittest import mock
 
 import practice
 from marks import Lesson, Region, load_copy, marked_lessons  # puts common/judge on the path
-from practice import Wish, begin, copies, finding, first_errors, fitted, following, settled, state, strangers
+from practice import Wish, begin, copies, finding, first_errors, fitted, following, keep, settled, state, strangers
+from progress import read, show
 from verdict import Copy
 
 LESSON = """\
@@ -120,9 +121,20 @@ class Begin(Files):
             for name in names:
                 self.put(name, f"// Practice 02, level 2, of {name}. Keep the marks\n// [step 02.1: one (1 line)]\nx;\n// [end]\n")
             return copies(self.stage)
-        self.assertEqual(following(self.wish, mine("a.cpp")), "./learn practice 02 fast/b.cpp --level 2")
-        self.assertEqual(following(self.wish, mine("fast/b.cpp")),
-                         "./learn hunt 02, or again with less help: ./learn practice 02 --level 3 --reset")
+        def said(*names: str) -> str:
+            keep(self.wish, copies := mine(*names), None)
+            told, shown = following(self.wish, copies), show(practice.ROOT)[-1]
+            self.assertEqual(told.partition("; or ")[0], shown.removeprefix("next: "))
+            return told
+        self.assertEqual(said("a.cpp"), "02_toy/README.md, and its exercise, step 02.2: ./learn practice 02 fast/b.cpp --level 2")
+        self.assertEqual(said("fast/b.cpp"),
+                         "02_toy/README.md, and a hunt: ./learn hunt 02; or again with less help: ./learn practice 02 --level 3 --reset")
+
+    def test_all_that_passes_is_noted_once_marks_or_not(self) -> None:
+        self.put("a.cpp", "int a() { return 1; }")
+        for right in ([], None, None):
+            keep(self.wish, copies(self.stage), right)
+        self.assertEqual([(n.stage, n.details) for n in read(practice.ROOT)[0]], [("02", {"step": "02.1", "level": "1"})])
 
 
 class Watching(Files):
