@@ -1,6 +1,7 @@
 // Tests of stage 04. The same file is built twice: for the GPU, and with FA_EMULATED for the CPU.
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <functional>
 #include <string>
 #include <tuple>
@@ -196,6 +197,17 @@ TEST_F(Gpu, SaysHowMuchSharedMemoryIsMissing) {
 }
 
 #ifdef FA_EMULATED
+// No result tells in which order blocks take their rows, only how long the last of them takes.
+TEST_F(Gpu, TheFirstBlockTakesTheLongestRows) {
+  const emulator::FirstBlockOnly first;
+  for (Kernel kernel : {Kernel::tiled, Kernel::register_tiled}) {
+    ForwardCase<float> c(spec(150, 150, 8, Causal::top_left), false);
+    run(c, kernel);
+    EXPECT_FALSE(std::isnan(c.O.at(0, 0, 149, 0))) << name(kernel);
+    EXPECT_TRUE(std::isnan(c.O.at(0, 0, 0, 0))) << name(kernel);
+  }
+}
+
 TEST(Baseline, IsRefusedWhereThereIsNoCublas) {
   ForwardCase<float> c(spec(2, 2, 2), false);
   EXPECT_NE(refusal([&] { run(c, Kernel::baseline); }).find("needs cuBLAS"), std::string::npos);

@@ -126,6 +126,7 @@ constexpr std::size_t stack_bytes = 64 * 1024;
 constexpr unsigned warp_size = 32;
 constexpr std::size_t shared_without_asking = 48 * 1024;
 std::size_t shared_limit = 99 * 1024;
+bool first_block_only = false;
 // Bytes behind a block's shared memory that must stay as they are. AddressSanitizer sees more, even
 // a read, if there are none.
 #ifdef FA_EMULATOR_ASAN
@@ -349,6 +350,7 @@ void launch(const char* kernel, const void* function, dim3 grid, dim3 block,
   for (blockIdx.z = 0; blockIdx.z < grid.z; ++blockIdx.z)
     for (blockIdx.y = 0; blockIdx.y < grid.y; ++blockIdx.y)
       for (blockIdx.x = 0; blockIdx.x < grid.x; ++blockIdx.x) {
+        if (first_block_only && (blockIdx.x || blockIdx.y || blockIdx.z)) continue;
         for (Fiber& f : launch.fibers) {
           f.state = State::fresh;
           f.warp_phase = f.block_phase = 0;
@@ -386,6 +388,8 @@ LessSharedMemory::LessSharedMemory(std::size_t bytes) : before_(shared_limit) {
   shared_limit = bytes;
 }
 LessSharedMemory::~LessSharedMemory() { shared_limit = before_; }
+FirstBlockOnly::FirstBlockOnly() { first_block_only = true; }
+FirstBlockOnly::~FirstBlockOnly() { first_block_only = false; }
 
 }  // namespace fa::emulator
 

@@ -129,6 +129,14 @@ class LessSharedMemory {
  private:
   std::size_t before_;
 };
+
+// For tests: until the end of its life launches run their first block alone. What it has written
+// tells which part of the work comes first.
+class FirstBlockOnly {
+ public:
+  FirstBlockOnly();
+  ~FirstBlockOnly();
+};
 }  // namespace fa::emulator
 
 template <class T>
