@@ -163,20 +163,19 @@ def call(wish: Wish, doing: str, *command: str) -> tuple[bool, str]:
         print("+ " + " ".join(command), flush=True)
     progress = None if wish.loud else Progress(doing)
     output = []
-    process = subprocess.Popen(command, cwd=ROOT, env={**os.environ, "NINJA_STATUS": "[%f/%t] "}, text=True, errors="replace",
-                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-    try:
-        for line in process.stdout or []:
-            output.append(line)
+    with subprocess.Popen(command, cwd=ROOT, env={**os.environ, "NINJA_STATUS": "[%f/%t] "}, text=True, errors="replace",
+                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
+        try:
+            for line in process.stdout or []:
+                output.append(line)
+                if progress:
+                    progress.step(line)
+                else:
+                    print(line, end="", flush=True)
+        finally:
             if progress:
-                progress.step(line)
-            else:
-                print(line, end="", flush=True)
-    finally:
-        code = process.wait()
-        if progress:
-            progress.over()
-    return code == 0, "".join(output)
+                progress.over()
+    return process.returncode == 0, "".join(output)
 
 
 def configured(wish: Wish, preset: str, program: str) -> Path:
