@@ -312,8 +312,10 @@ def advise(wish: Wish, mine: list[Copy], verdict: Verdict | None) -> None:
     ways = [f"hints: {wish.stage.name}/README.md, 'Your turn'"]
     if verdict and verdict.written and has_barriers(mine) and not (verdict.suite and verdict.suite.ok):
         ways.insert(0, f"is a barrier missing? {wish.command} --race")
-    if verdict and any("crash" in line or "NaN" in line for line in verdict.lines):
+    if verdict and any("crash" in line for line in verdict.lines):
         ways.insert(0, f"{wish.command} --asan names the line")
+    elif verdict and any("(NaN among them)" in line for line in verdict.lines):
+        ways.insert(0, f"is memory read that is not yours? {wish.command} --asan")
     if verdict and any("does not end" in line for line in verdict.lines):
         ways.insert(0, "which loop has no end" + (", or which barrier do not all threads reach?" if has_barriers(mine) else "?"))
     if not wish.loud:

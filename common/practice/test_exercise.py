@@ -15,9 +15,9 @@ from unittest import mock
 
 import practice
 from marks import Lesson, Region, load_copy, marked_lessons  # puts common/judge on the path
-from practice import Wish, begin, copies, finding, first_errors, fitted, following, keep, settled, state, strangers
+from practice import Wish, advise, begin, copies, finding, first_errors, fitted, following, keep, settled, state, strangers
 from progress import read, show
-from verdict import Copy
+from verdict import Copy, Verdict
 
 LESSON = """\
 int {name}() {{
@@ -274,6 +274,18 @@ SUMMARY: ThreadSanitizer: data race 04_toy/mine/a.cu:55 in kernel
 
     def test_no_line_of_the_readers(self) -> None:
         self.assertIn("no line of yours", finding("T", "WARNING: ThreadSanitizer: data race (pid=7)\n  Read\n", self.mine())[1])
+
+
+class Advice(unittest.TestCase):
+    def test_asan_is_promised_for_a_crash_and_asked_for_NaN(self) -> None:
+        wish = Wish(practice.ROOT / "02_online_softmax", False, "")
+        for line, words in (("  crashes at the trial: a few keys", "./learn practice 02 --asan names the line"),
+                            ("  wrong: O, every element (NaN among them)", "is memory read that is not yours? ./learn practice 02 --asan"),
+                            ("  wrong: O, every element", "")):
+            out, found = io.StringIO(), mock.Mock(spec=Verdict, lines=[line], written=[], suite=None)
+            with contextlib.redirect_stdout(out):
+                advise(wish, [], found)
+            self.assertEqual("; ".join(part for part in out.getvalue().split("; ") if "asan" in part), words)
 
 
 class Terminal(io.StringIO):
