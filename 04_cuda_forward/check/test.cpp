@@ -203,8 +203,8 @@ TEST_F(Gpu, TheFirstBlockTakesTheLongestRows) {
   for (Kernel kernel : {Kernel::tiled, Kernel::register_tiled}) {
     ForwardCase<float> c(spec(150, 150, 8, Causal::top_left), false);
     run(c, kernel);
-    EXPECT_FALSE(std::isnan(c.O.at(0, 0, 149, 0))) << name(kernel);
-    EXPECT_TRUE(std::isnan(c.O.at(0, 0, 0, 0))) << name(kernel);
+    if (std::isnan(c.O.at(0, 0, 149, 0)) || !std::isnan(c.O.at(0, 0, 0, 0)))
+      ADD_FAILURE() << name(kernel) << ": block 0 does not take the last rows, which see most keys";
   }
 }
 

@@ -310,7 +310,8 @@ def has_barriers(mine: list[Copy]) -> bool:
 
 def advise(wish: Wish, mine: list[Copy], verdict: Verdict | None) -> None:
     ways = [f"hints: {wish.stage.name}/README.md, 'Your turn'"]
-    if verdict and verdict.written and has_barriers(mine) and not (verdict.suite and verdict.suite.ok):
+    launched = not verdict or not any(line.startswith("never launched") for line in verdict.lines)
+    if verdict and verdict.written and launched and has_barriers(mine) and not (verdict.suite and verdict.suite.ok):
         ways.insert(0, f"is a barrier missing? {wish.command} --race")
     if verdict and any("crash" in line for line in verdict.lines):
         ways.insert(0, f"{wish.command} --asan names the line")
