@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import importlib.util
 import io
 import json
 import re
@@ -662,7 +663,8 @@ class Pictures(unittest.TestCase):
 
     def test_texts_can_be_read(self) -> None:
         course = HERE.parents[2]
-        pictures = [*course.glob("0?_*/pictures/*.svg"), *course.glob("0?_*/results/timeline*.svg")]
+        pictures = [*course.glob("0?_*/pictures/*.svg"), *course.glob("0?_*/results/timeline*.svg"),
+                    *course.glob("docs/pictures/*.svg")]
         self.assertGreater(len(pictures), 30)
         for path in pictures:
             content = path.read_text(encoding="utf-8").lower()
@@ -672,6 +674,13 @@ class Pictures(unittest.TestCase):
                     self.assertGreaterEqual(contrast(words.colour, words.behind), 4.5, words)
                     for name in re.findall(COLOUR_NAMES, words.text.lower()):
                         self.assertIn(NAMED.get(name, "no such colour"), content, words)
+
+    def test_levels_of_memory_are_those_recorded(self) -> None:
+        source = HERE.parents[2] / "docs" / "pictures" / "memory.py"
+        spec = importlib.util.spec_from_file_location("memory", source)
+        assert spec and spec.loader
+        spec.loader.exec_module(module := importlib.util.module_from_spec(spec))
+        self.assertEqual(source.with_suffix(".svg").read_text(encoding="utf-8"), module.drawn(), f"stale; run {source}")
 
 
 if __name__ == "__main__":
