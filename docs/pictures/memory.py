@@ -22,7 +22,7 @@ from results import Results, load, median  # noqa: E402
 CPU = ROOT / "03_tiled_cpu" / "results" / "amd-epyc-avx512-2c.json"
 GPU = ROOT / "06_optimized" / "results" / "nvidia-h200.json"
 N, D, TILE = 8192, 64, 64
-WIDTH, COLUMN, MIDDLE = 640, 292, (167, 473)  # of the picture and of a machine; the middles of the two
+WIDTH, COLUMN, MIDDLE = 640, 286, (167, 473)  # of the picture and of a machine; the middles of the two
 BLUE, ORANGE, INK, FAINT = "#0072B2", "#D55E00", "#222222", "#555555"
 Level = tuple[str, str]  # its name and size, its bandwidth
 
@@ -97,7 +97,7 @@ def drawn() -> str:
     }
     height = head + 5 * row + len(bands) * band + 48
     picture = Picture(height, "Levels of memory of a CPU core and of a GPU, from small and fast to large and slow")
-    picture.text(24, 32, "Where attention's numbers can wait: small and fast above, large and slow below", 16, bold=True, anchor="start")
+    picture.text(24, 32, "Where numbers wait: small and fast above, large and slow below", 16, bold=True, anchor="start")
     for middle, name in zip(MIDDLE, (f"one core of an {cpu.context['device']}", gpu.context["device"])):
         picture.text(middle, 68, name, 16, FAINT, bold=True)
     top = head
