@@ -2,9 +2,9 @@
 
     python3 docs/pictures/memory.py
 
-Sizes of a processor's caches, its bandwidths, the number of multiprocessors and their clock are those of recorded files;
-registers, shared memory and its bandwidth are counted from what the architecture has; what only the data sheet says has
-a star. The test common.charts fails if the picture is not what this program draws.
+Sizes of a processor's caches, its bandwidths, the number of multiprocessors and their clock are those of recorded
+files; registers, shared memory and its bandwidth are counted from what the architecture has; what only the data sheet
+says has a star. The test common.charts fails if the picture is not what this program draws.
 """
 
 from __future__ import annotations
@@ -17,10 +17,8 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 sys.path.insert(0, str(ROOT / "common" / "measure" / "charts"))
 
-from results import Results, load, median  # noqa: E402
+from results import Results, load, median, recorded  # noqa: E402
 
-CPU = ROOT / "03_tiled_cpu" / "results" / "amd-epyc-avx512-2c.json"
-GPU = ROOT / "06_optimized" / "results" / "nvidia-h200.json"
 N, D, TILE = 8192, 64, 64
 WIDTH, COLUMN, MIDDLE = 640, 286, (167, 473)  # of the picture and of a machine; the middles of the two
 BLUE, ORANGE, INK, FAINT = "#0072B2", "#D55E00", "#222222", "#555555"
@@ -46,7 +44,7 @@ def of_cpu(results: Results) -> list[Level]:
 
     def measured(level: str) -> str:
         rows = results.select(what="bandwidth", variant=level, threads=1)
-        return speed(median(rows, "bytes_per_second")) if rows else "to be measured"
+        return speed(median(rows, "bytes_per_second")) if rows else "not measured"
 
     assert results.context["isa"] == "avx512"
     levels = [(f"registers: {size(32 * 64)}", "beside the arithmetic")]
@@ -87,7 +85,7 @@ class Picture:
 
 
 def drawn() -> str:
-    cpu, gpu = load(CPU), load(GPU)
+    cpu, gpu = (load(recorded(ROOT / stage)[0]) for stage in ("03_tiled_cpu", "06_optimized"))
     levels = of_cpu(cpu), of_gpu(gpu)
     head, row, band = 84, 56, 44
     where = [0, 1, 2, 3, 4], [0, 1, 2, 4]  # the rows of a machine's levels; a GPU has no third cache
@@ -97,7 +95,7 @@ def drawn() -> str:
     }
     height = head + 5 * row + len(bands) * band + 48
     picture = Picture(height, "Levels of memory of a CPU core and of a GPU, from small and fast to large and slow")
-    picture.text(24, 32, "Where numbers wait: small and fast above, large and slow below", 16, bold=True, anchor="start")
+    picture.text(24, 32, "Where numbers wait: small and fast above, large and slow below", bold=True, anchor="start")
     for middle, name in zip(MIDDLE, (f"one core of an {cpu.context['device']}", gpu.context["device"])):
         picture.text(middle, 68, name, 16, FAINT, bold=True)
     top = head
@@ -116,9 +114,11 @@ def drawn() -> str:
             picture.box(24, top, WIDTH - 48, band - 14, colour, colour, 0.14)
             picture.text(WIDTH / 2, top + 21, words, 15, bold=True)
             top += band
-    picture.text(24, top + 14, f"N = {N}, d = {D}, 4 bytes a number. The GPU's first two rows are all of its {gpu.context['cores']} "
-                 "multiprocessors.", 13, FAINT, anchor="start")
-    picture.text(24, top + 33, "* by the data sheet. The rest is recorded here, or counted from architecture and clock.", 13, FAINT, anchor="start")
+    notes = (f"N = {N}, d = {D}, 4 bytes a number. The GPU's first two rows are all of its {gpu.context['cores']} "
+             "multiprocessors.",
+             "* by the data sheet. The rest is recorded here, or counted from architecture and clock.")
+    for line, words in enumerate(notes):
+        picture.text(24, top + 14 + 19 * line, words, 13, FAINT, anchor="start")
     return picture.svg()
 
 
