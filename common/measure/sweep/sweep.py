@@ -149,7 +149,7 @@ def drawing(out: Path) -> list[Step]:
     every = sorted(path.parent for path in ROOT.glob("0?_*/CMakeLists.txt"))
     steps.append(Step("charts-ladder", (python(CHARTS, "ladder", "--out", ROOT / "docs" / "ladder.svg", *every),),
                       needs=("matplotlib",)))
-    steps.append(Step("charts-memory", (python(ROOT / "docs" / "pictures" / "memory.py"),)))
+    steps.append(Step("charts-memory", (python(CHARTS.with_name("memory.py")),)))
     return steps
 
 

@@ -1,6 +1,6 @@
-"""Draws memory.svg beside this file: the levels of memory of the recorded machines, and where attention's numbers lie.
+"""Draws docs/memory.svg: the levels of memory of the recorded machines, and where attention's numbers lie.
 
-    python3 docs/pictures/memory.py
+    python3 common/measure/charts/memory.py
 
 Sizes of a processor's caches, its bandwidths, the number of multiprocessors and their clock are those of recorded
 files; registers, shared memory and its bandwidth are counted from what the architecture has; what only the data sheet
@@ -9,16 +9,12 @@ says has a star. The test common.charts fails if the picture is not what this pr
 
 from __future__ import annotations
 
-import sys
 from html import escape
 from pathlib import Path
 
-HERE = Path(__file__).resolve().parent
-ROOT = HERE.parents[1]
-sys.path.insert(0, str(ROOT / "common" / "measure" / "charts"))
+from results import Results, load, median, recorded
 
-from results import Results, load, median, recorded  # noqa: E402
-
+ROOT = Path(__file__).resolve().parents[3]
 N, D, TILE = 8192, 64, 64
 WIDTH, COLUMN, MIDDLE = 640, 286, (167, 473)  # of the picture and of a machine; the middles of the two
 BLUE, ORANGE, INK, FAINT = "#0072B2", "#D55E00", "#222222", "#555555"
@@ -123,4 +119,4 @@ def drawn() -> str:
 
 
 if __name__ == "__main__":
-    (HERE / "memory.svg").write_text(drawn(), encoding="utf-8")
+    (ROOT / "docs" / "memory.svg").write_text(drawn(), encoding="utf-8")
