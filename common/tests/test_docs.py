@@ -27,7 +27,7 @@ def anchors(page: Path) -> set[str]:
 
 
 def broken_links(page: Path) -> Iterator[str]:
-    for link in LINK.finditer(without_code(page)):
+    for link in LINK.finditer(re.sub(r"`[^`\n]*`", "", without_code(page))):
         target, anchor = page.parent / link[1] if link[1] else page, link[2]
         if "://" in link[1]:
             continue
