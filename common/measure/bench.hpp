@@ -27,6 +27,11 @@ template <class T>
 void forward(const std::string& prefix, const Problem& p,
              const std::function<void(const Problem&, const Forward<T>&)>& f, int threads = 1);
 
+// The same for a method with a part left out: what it computes is no attention, so there is nothing
+// to verify and no FLOP to credit. The row has a time alone, and says `unverified`.
+void part(const std::string& prefix, const Problem& p,
+          const std::function<void(const Problem&, const Forward<float>&)>& f);
+
 // One row "roof/bandwidth/LEVEL/threads:T/f32": bytes per second of a[i] = b[i] + s c[i], over and
 // over, on three arrays of so many bytes together. The other roof: what a level of memory delivers.
 void bandwidth(const std::string& level, int threads, std::int64_t bytes);
