@@ -2,13 +2,13 @@
 
     python3 common/measure/charts/memory.py
 
-Sizes of a processor's caches, its bandwidths, the number of multiprocessors and their clock are those of recorded
-files; registers, shared memory and its bandwidth are counted from what the architecture has; what only the data sheet
-says has a star. The test common.charts fails if the picture is not what this program draws.
+Sizes of a processor's caches, bandwidths and the number of multiprocessors are those of recorded files; registers and
+shared memory are counted from what the architecture has; what only the data sheet says has a star. The test common.charts fails if the picture is not what this program draws.
 """
 
 from __future__ import annotations
 
+import re
 from html import escape
 from pathlib import Path
 
@@ -51,12 +51,17 @@ def of_cpu(results: Results) -> list[Level]:
 
 def of_gpu(results: Results) -> list[Level]:
     """From the fastest to the slowest, of all multiprocessors together."""
-    sms = int(results.context["cores"])
-    clock = 1e6 * float(results.context["clocks_limits"].split()[0])
+    sms, machine = int(results.context["cores"]), results.context["machine"]
+    noted = (ROOT / "04_cuda_forward" / "results" / f"{machine}.bandwidth.txt").read_text(encoding="utf-8")
+
+    def measured(level: str) -> str:
+        found, = re.findall(rf"^{level} +(\S+)$", noted, re.M)
+        return speed(1e12 * float(found))
+
     return [(f"registers: {size(sms * 65536 * 4)}", "beside the arithmetic"),
-            (f"shared memory, L1: {size(sms * 256 * 1024)}", speed(sms * 128 * clock)),
-            ("L2 cache: 50 MB *", "one for all"),
-            ("device memory (HBM): 141 GB *", "4.8 TB/s *")]
+            (f"shared memory, L1: {size(sms * 256 * 1024)}", measured("shared memory")),
+            ("L2 cache: 50 MB *", measured("L2, 16 MiB")),
+            ("device memory (HBM): 141 GB *", f"{measured('device memory')} of 4.8 *")]
 
 
 class Picture:
@@ -112,7 +117,7 @@ def drawn() -> str:
             top += band
     notes = (f"N = {N}, d = {D}, 4 bytes a number. The GPU's first two rows are all of its {gpu.context['cores']} "
              "multiprocessors.",
-             "* by the data sheet. The rest is recorded here, or counted from architecture and clock.")
+             "* by the data sheet. Bandwidths are measured, on the CPU by one core.")
     for line, words in enumerate(notes):
         picture.text(24, top + 14 + 19 * line, words, 13, FAINT, anchor="start")
     return picture.svg()

@@ -13,6 +13,7 @@ chapters; they measure nothing and run on any machine that has matplotlib.
 What stays by hand:
     figures in running text: charts/said.py write puts those with a mark right, and the sentences want reading again;
         the tables of lessons (06_optimized/*/N_*.md)
+    04_cuda_forward/results/*.bandwidth.txt, by check/bandwidth.cu there
     04's table of single changes; 06's under "What limits it", by ncu, and under "What did not pay": experiments, of
         which those that variants.txt keeps are in ab*.json (ab.py table prints them)
     06_optimized/pictures/: drawn from counts, not from measurements (draw.py there)
