@@ -9,8 +9,8 @@ namespace {
 
 // The statements of naive.cpp, with a lap after each; and on request one more, a copy that makes
 // the trip of exp without its arithmetic.
-enum Lines : std::size_t { scores, exponentials, division, values, copy };
-void lines(const Problem& p, const Forward<float>& t, bool with_copy, const Lap& lap) {
+enum Done : std::size_t { scores, exponentials, division, values, copy };
+void run_lines(const Problem& p, const Forward<float>& t, bool with_copy, const Lap& lap) {
   const float scale = float(p.softmax_scale());
   for (std::int64_t h = 0; h < p.Hq; ++h) {
     const auto Q = as_matrix(t.Q.rows(0, h, p.Nq, p.d));
@@ -37,11 +37,13 @@ void lines(const Problem& p, const Forward<float>& t, bool with_copy, const Lap&
 // division.
 void time_lines(const Problem& p) {
   const double product = 2.0 * double(p.d);
-  parts("stage00", p,
+  lines("stage00", p,
         {{"scores", product}, {"exponentials", 1}, {"division", 2}, {"values", product}},
-        [](const Problem& q, const Forward<float>& t, const Lap& lap) { lines(q, t, false, lap); });
-  parts("stage00", p, {{"copy", 1}}, [](const Problem& q, const Forward<float>& t, const Lap& lap) {
-    lines(q, t, true, [&](std::size_t done) { lap(done == copy ? 0 : 1); });
+        [](const Problem& q, const Forward<float>& t, const Lap& lap) {
+          run_lines(q, t, false, lap);
+        });
+  lines("stage00", p, {{"copy", 1}}, [](const Problem& q, const Forward<float>& t, const Lap& lap) {
+    run_lines(q, t, true, [&](std::size_t done) { lap(done == copy ? 0 : 1); });
   });
 }
 
@@ -57,7 +59,7 @@ void register_benchmarks(Size size) {
                    [](const Problem& q, const Forward<float>& t) { naive::forward(q, t); });
     time_lines(p);
     if (N != 1024) continue;
-    p.d = 512;  // sums eight times as long, and everything else as before
+    p.d = 512;  // products of eight times the work, and all else as before
     time_lines(p);
   }
 }

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "01_safe_softmax/safe_softmax.hpp"
+#include "02_online_softmax/check/ladder.hpp"
 #include "02_online_softmax/online_softmax.hpp"
 #include "common/measure/bench.hpp"
 
@@ -56,5 +57,12 @@ void fa::bench::register_benchmarks(Size size) {
     forward<float>("stage02/forward/safe_rows", p, safe_rows);
     forward<float>("stage02/forward/rows", p, run(online_softmax::Kernel::rows));
     forward<float>("stage02/forward/lanes", p, run(online_softmax::Kernel::lanes));
+    if (N > 1024) continue;
+    forward<float>("stage02/forward/vector_dot", p, ladder::vector_dot<ladder::Also::nothing>);
+    forward<float>("stage02/forward/one_exp", p, ladder::vector_dot<ladder::Also::one_exp>);
+    forward<float>("stage02/forward/o_in_registers", p,
+                   ladder::vector_dot<ladder::Also::o_in_registers>);
+    forward<float>("stage02/forward/row_block", p, ladder::row_block<ladder::Rows::together>);
+    forward<float>("stage02/forward/vector_exp", p, ladder::row_block<ladder::Rows::in_one_vector>);
   }
 }

@@ -1,11 +1,9 @@
-// see: attention on four tokens, every number on screen. This is the tiny problem
-// carried through the whole course, small enough to check by hand.
+// see: attention on four tokens, every number on screen.
 //
 //   ./learn see          show it, then change one number and watch stage 00 break
 //   ./learn see 200      the same, with the new value of Q[3][0] given
 //
 // It needs a C++17 compiler and nothing else. No output is stored here: all is computed.
-#include <unistd.h>  // isatty
 #include <algorithm>
 #include <array>
 #include <cctype>
@@ -17,20 +15,15 @@
 #include <limits>
 #include <string>
 
-constexpr std::size_t N = 4;  // tokens
-constexpr std::size_t D = 2;  // numbers per token: the head dimension d
+#include "common/practice/see.hpp"
 
-using Row = std::array<float, N>;   // one number per key
-using Vec = std::array<float, D>;   // one token
-using Matrix = std::array<Vec, N>;  // one token per row
+using namespace see;
 
-const Matrix Q = {{{1, 0}, {0, 1}, {1, 1}, {2, -1}}};
-const Matrix K = {{{1, 0}, {0, 1}, {1, 1}, {1, -1}}};
-const Matrix V = {{{1, 0}, {0, 1}, {2, 2}, {-1, 1}}};
+using Row = std::array<float, N>;  // one number per key
 
 // ---- attention for one query ----
 
-Row scores(const Vec& q) {  // one row of S = Q K^T / sqrt(d)
+Row scores(const Token& q) {  // one row of S = Q K^T / sqrt(d)
   Row s{};
   for (std::size_t j = 0; j < N; ++j)
     s[j] = (q[0] * K[j][0] + q[1] * K[j][1]) / std::sqrt(float(D));
@@ -52,8 +45,8 @@ Softmax softmax(const Row& s, float m) {
   return r;
 }
 
-Vec output(const Row& p) {  // one row of O = P V
-  Vec o{};
+Token output(const Row& p) {  // one row of O = P V
+  Token o{};
   for (std::size_t j = 0; j < N; ++j)
     for (std::size_t c = 0; c < D; ++c) o[c] += p[j] * V[j][c];
   return o;
@@ -61,7 +54,7 @@ Vec output(const Row& p) {  // one row of O = P V
 
 // The referee, in double. It subtracts the best key before it multiplies by q, so two
 // huge scores that float rounds to one number still keep their small difference here.
-std::array<double, N> referee(const Vec& q, std::size_t best) {
+std::array<double, N> referee(const Token& q, std::size_t best) {
   std::array<double, N> p{};
   double sum = 0;
   for (std::size_t j = 0; j < N; ++j) {
@@ -82,26 +75,6 @@ bool agree(const Row& p, const std::array<double, N>& exact) {
 
 // ---- drawing ----
 
-bool colour = false;
-const char *const BOLD = "1", *const DIM = "2", *const BAR = "42";
-const char *const RED = "1;31", *const GREEN = "32", *const YELLOW = "33";
-
-std::string paint(const char* code, const std::string& text) {
-  return colour ? std::string("\033[") + code + "m" + text + "\033[0m" : text;
-}
-
-std::string num(float x, int width, int digits = 4) {
-  const float a = std::fabs(x);
-  if (std::isnan(x) || a == 0) x = a;  // print neither "-nan" nor "-0"
-  const bool e = std::isfinite(a) && (a >= 1e7f || (a > 0 && a < 5e-5f));
-  char text[64];
-  if (e)
-    std::snprintf(text, sizeof text, "%*.2e", width, double(x));
-  else
-    std::snprintf(text, sizeof text, "%*.*f", width, a >= 1e4f ? 1 : digits, double(x));
-  return text;
-}
-
 std::string shortest(float x) {
   char text[32];
   std::snprintf(text, sizeof text, "%g", double(x));
@@ -117,11 +90,7 @@ std::string heat(float x, float low, float high) {  // a score on a cold-to-hot 
 
 std::string bar(float p) {  // a weight from 0 to 1, eight cells long
   const std::size_t n = std::size_t(std::lround(8 * p));
-  return paint(BAR, std::string(n, colour ? ' ' : '#')) + paint(DIM, std::string(8 - n, '.'));
-}
-
-void title(const char* name, const char* meaning) {
-  std::printf("\n%s  %s\n", paint(BOLD, name).c_str(), meaning);
+  return paint(BAR, std::string(n, colour() ? ' ' : '#')) + paint(DIM, std::string(8 - n, '.'));
 }
 
 // ---- part 1: the four steps ----
@@ -169,8 +138,8 @@ void show_attention() {
 
   title("O = P V", "Output: for each query, the average of the values with those weights.");
   for (std::size_t i = 0; i < N; ++i) {
-    const Vec o = output(P[i]);
-    std::printf("  token %zu     [%s%s ]\n", i, num(o[0], 8).c_str(), num(o[1], 8).c_str());
+    const Token o = output(P[i]);
+    std::printf("  token %zu     %s\n", i, pair(o.data()).c_str());
   }
 }
 
@@ -184,12 +153,11 @@ void line(const std::string& label, const std::string& s, const std::string& exp
 }
 
 void show_change(float x) {
-  const Vec q = {x, Q[3][1]};
+  const Token q = {x, Q[3][1]};
   const Row s = scores(q);
   const float m = largest(s), limit = std::log(std::numeric_limits<float>::max());
 
-  title("One number changed",
-        ("Row 3 again, now with Q[3][0] = " + shortest(x) + " (it was 2).").c_str());
+  title("One number changed", "Row 3 again, now with Q[3][0] = " + shortest(x) + " (it was 2).");
   if (!std::all_of(s.begin(), s.end(), [](float v) { return std::isfinite(v); })) {
     std::printf(
         "\nWith this value a score itself is larger than any float (3.4e+38). It is\n"
@@ -199,7 +167,7 @@ void show_change(float x) {
 
   const auto exact = referee(q, std::size_t(std::max_element(s.begin(), s.end()) - s.begin()));
   const Softmax a = softmax(s, 0), b = softmax(s, m);
-  const Vec oa = output(a.p), ob = output(b.p);
+  const Token oa = output(a.p), ob = output(b.p);
   const bool a_right = agree(a.p, exact), b_right = agree(b.p, exact);
   const auto mark = [](float v, int width, bool right) {
     return paint(!std::isfinite(v) ? RED : right ? GREEN : YELLOW, num(v, width));
@@ -248,11 +216,6 @@ void show_change(float x) {
 
 // ---- reading the new value ----
 
-[[noreturn]] void refuse(const std::string& why_and_fix) {
-  std::fprintf(stderr, "see: %s\n", why_and_fix.c_str());
-  std::exit(2);
-}
-
 float parse(const std::string& text) {
   char* end = nullptr;
   errno = 0;
@@ -288,13 +251,9 @@ int main(int argc, char** argv) {
     refuse("got " + std::to_string(argc - 1) +
            " arguments, but only one number is changed. Try: ./learn see 200");
 
-  const char *no_colour = std::getenv("NO_COLOR"), *term = std::getenv("TERM");
-  const bool screen = isatty(STDOUT_FILENO) != 0;
-  colour = screen && !(no_colour && *no_colour) && !(term && std::string(term) == "dumb");
-
   float x = argc > 1 ? parse(arg) : 200.0f;
   show_attention();
-  if (argc == 1 && screen && isatty(STDIN_FILENO)) {
+  if (argc == 1 && isatty(STDOUT_FILENO) && isatty(STDIN_FILENO)) {
     std::printf("\ntype a new value for Q[3][0] (now 2), or press Enter for 200: ");
     std::fflush(stdout);
     std::string typed;
