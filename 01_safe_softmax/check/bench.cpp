@@ -44,7 +44,7 @@ void three_passes(const Matrix<float>& S, Matrix<float>& P, const Mask& mask) {
 void softmax(const std::string& stage, const std::string& name, double flops, const Problem& p,
              void (*f)(const Matrix<float>&, Matrix<float>&, const Mask&)) {
   enum : std::size_t { alone, products };
-  parts(stage, p, {{name, flops}}, [f](const Problem& q, const Forward<float>& t, const Lap& lap) {
+  lines(stage, p, {{name, flops}}, [f](const Problem& q, const Forward<float>& t, const Lap& lap) {
     for (std::int64_t h = 0; h < q.Hq; ++h) {
       const auto Q = as_matrix(t.Q.rows(0, h, q.Nq, q.d));
       const auto K = as_matrix(t.K.rows(0, q.key_head(h), q.Nk, q.d));
