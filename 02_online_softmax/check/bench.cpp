@@ -58,8 +58,10 @@ void fa::bench::register_benchmarks(Size size) {
     forward<float>("stage02/forward/rows", p, run(online_softmax::Kernel::rows));
     forward<float>("stage02/forward/lanes", p, run(online_softmax::Kernel::lanes));
     if (N > 1024) continue;
-    forward<float>("stage02/forward/vector_dot", p, ladder::vector_dot<ladder::Exps::both>);
-    forward<float>("stage02/forward/one_exp", p, ladder::vector_dot<ladder::Exps::one>);
+    forward<float>("stage02/forward/vector_dot", p, ladder::vector_dot<ladder::Also::nothing>);
+    forward<float>("stage02/forward/one_exp", p, ladder::vector_dot<ladder::Also::one_exp>);
+    forward<float>("stage02/forward/o_in_registers", p,
+                   ladder::vector_dot<ladder::Also::o_in_registers>);
     forward<float>("stage02/forward/row_block", p, ladder::row_block<ladder::Rows::together>);
     forward<float>("stage02/forward/vector_exp", p, ladder::row_block<ladder::Rows::in_one_vector>);
   }

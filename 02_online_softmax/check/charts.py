@@ -1,7 +1,7 @@
 """The chart and the table of stage 02: memory that does not grow, and what it costs in time on a CPU."""
 
 from figure import Chart, Lines, Table, line, significant
-from results import Results, group, median, ratio
+from results import Results, Row, group, median, ratio
 
 KIB = 1 / 2**10
 X_LABEL = "N, sequence length (d = 64; 4 heads, 1 from 4096 on)"
@@ -26,4 +26,19 @@ def charts(r: Results) -> list[Chart | Table]:
         + [significant(ratio(by_n[v][n], by_n["safe_softmax"][n], "time").mid) + " × 01"
            for v in ("safe_rows", "rows", "lanes")]
         for n in by_n["rows"]])
-    return [cost, table]
+    ladder = Table("ladder", ["step", "what is new", "time (ms)", "of the step above", "share of the peak"], [
+        [name, new] + [significant(1e3 * median(row, "time"))]
+        + ([significant(100 * ratio(row, above, "time").mid) + " %"] if above else ["-"])
+        + [significant(100 * median(row, "of_roof")) + " %"]
+        for name, new, row, above in steps(r)])
+    return [cost, table, ladder]
+
+
+def steps(r: Results) -> list[tuple[str, str, list[Row], list[Row] | None]]:
+    """From rows to lanes: name, what is new, its rows at N = 1024, and those of the step before it."""
+    new = {"rows": "the lesson", "vector_dot": "dot products with components on the lanes",
+           "row_block": "W rows take a key before the next key", "vector_exp": "W exponentials in one vector",
+           "lanes": "dot products and outputs with rows on the lanes"}
+    rows = {variant: r.select(what="forward", variant=variant, N=1024, dtype="f32") for variant in new}
+    above = [None, *rows.values()]
+    return [(f"`{variant}`", new[variant], rows[variant], before) for variant, before in zip(new, above)]

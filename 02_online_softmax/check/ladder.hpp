@@ -1,10 +1,9 @@
-// From `rows` to `lanes` one change at a time, for the benchmark. Beside the ladder stands
-// `vector_dot` with one exponential a key. No masks, one batch entry.
+// From `rows` to `lanes` one change at a time, for the benchmark. Beside the ladder stand two
+// rows that tell what a step gained by. No masks, one batch entry.
 #pragma once
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
-#include <cstring>
 #include <limits>
 
 #include "common/core/simd.hpp"
@@ -14,31 +13,24 @@ namespace ladder {
 
 using fa::simd::Vec, fa::simd::W;
 
-// The sum of n floats that lie side by side: both halves added, until one is left.
-template <int n>
-float sum(const float* a) {
-  if constexpr (n == 1) {
-    return a[0];
-  } else {
-    typedef float Half __attribute__((vector_size(2 * n)));
-    Half low, high;
-    std::memcpy(&low, a, sizeof low);
-    std::memcpy(&high, a + n / 2, sizeof high);
-    low += high;
-    return sum<n / 2>(reinterpret_cast<const float*>(&low));
-  }
+inline float sum_across_lanes(Vec v) {
+#if defined(__AVX512F__)
+  return _mm512_reduce_add_ps((__m512)v);
+#else
+  float sum = 0;
+  for (int c = 0; c < W; ++c) sum += v[c];
+  return sum;
+#endif
 }
 
-// q . k with W components on the lanes: W partial sums at once, and at the end a sum across lanes.
+// q . k with W components on the lanes: W partial sums at once, and at the end one across lanes.
 inline float dot(const float* q, const float* k, std::int64_t d) {
   Vec s{};
   std::int64_t x = 0;
   for (; x + W <= d; x += W) s += fa::simd::load(q + x) * fa::simd::load(k + x);
   float rest = 0;
   for (; x < d; ++x) rest += q[x] * k[x];
-  float lanes[W];
-  fa::simd::store(lanes, s);
-  return sum<W>(lanes) + rest;
+  return sum_across_lanes(s) + rest;
 }
 
 // Equation (5), as it stands in `rows`: here the compiler finds vectors by itself.
@@ -46,33 +38,43 @@ inline void add(float* o, float rescale, float weight, const float* v, std::int6
   for (std::int64_t x = 0; x < d; ++x) o[x] = o[x] * rescale + weight * v[x];
 }
 
-// How many exponentials a key costs: both of equation (2), or only the one that is not exp(0).
-enum class Exps { both, one };
+// What `vector_dot` changes besides: nothing; one exponential a key, for the other one of equation
+// (2) is exp(0); or o waits in registers for the next key, not in memory (d = 64 only).
+enum class Also { nothing, one_exp, o_in_registers };
 
-// `rows` with that dot product; with Exps::both, nothing else is changed.
-template <Exps exps>
+// `rows` with that dot product.
+template <Also also>
 void vector_dot(const fa::Problem& p, const fa::Forward<float>& t) {
+  constexpr bool local = also == Also::o_in_registers;
   const float scale = float(p.softmax_scale());
   for (std::int64_t h = 0; h < p.Hq; ++h)
     for (std::int64_t i = 0; i < p.Nq; ++i) {
       const float* q = t.Q.at(0, h, i);
       float* o = t.O.at(0, h, i);
-      std::fill_n(o, p.d, 0.0f);
+      if constexpr (!local) std::fill_n(o, p.d, 0.0f);
+      Vec vectors[64 / W] = {};
       float m = -std::numeric_limits<float>::infinity(), l = 0;
       for (std::int64_t j = 0; j < p.Nk; ++j) {
         const float s = scale * dot(q, t.K.at(0, h, j), p.d);
         const float m_new = std::max(m, s);
         float rescale, weight;
-        if constexpr (exps == Exps::both) {
-          rescale = std::exp(m - m_new), weight = std::exp(s - m_new);
-        } else {
+        if constexpr (also == Also::one_exp) {
           const float e = std::exp(-std::fabs(s - m));
           rescale = s > m ? e : 1, weight = s > m ? 1 : e;
+        } else {
+          rescale = std::exp(m - m_new), weight = std::exp(s - m_new);
         }
         l = l * rescale + weight;
         m = m_new;
-        add(o, rescale, weight, t.V.at(0, h, j), p.d);
+        const float* v = t.V.at(0, h, j);
+        if constexpr (local)
+          for (int c = 0; c < 64 / W; ++c)
+            vectors[c] = vectors[c] * rescale + weight * fa::simd::load(v + c * W);
+        else
+          add(o, rescale, weight, v, p.d);
       }
+      if constexpr (local)
+        for (int c = 0; c < 64 / W; ++c) fa::simd::store(o + c * W, vectors[c]);
       for (std::int64_t x = 0; x < p.d; ++x) o[x] /= l;
     }
 }

@@ -63,7 +63,11 @@ fa::Problem one_head(std::int64_t N) {
 
 void fa::bench::register_benchmarks(Size size) {
   using tiled_cpu::Kernel;
-  for (int threads : {1, 2}) bandwidth(threads);
+  // What fits the first, the second and the third cache of most processors, and what fits none.
+  bandwidth("L1", 1, 24 << 10);
+  bandwidth("L2", 1, 384 << 10);
+  bandwidth("L3", 1, 6 << 20);
+  for (int threads : {1, 2}) bandwidth("triad", threads, 192 << 20);
   const auto run = [](Kernel kernel, int threads) {
     return [=](const Problem& q, const Forward<float>& t) {
       tiled_cpu::forward(q, t, {kernel, threads});

@@ -17,6 +17,7 @@
 #include <sstream>
 
 #include "common/core/parallel_for.hpp"
+#include "common/core/simd.hpp"
 #include "common/judge/memory.hpp"
 #include "common/measure/bench_rows.hpp"
 #include "common/measure/flops.hpp"
@@ -212,25 +213,32 @@ void part(const std::string& prefix, const Problem& p,
       ->MinTime(seconds_a_sample_on_cpu);
 }
 
-void bandwidth(int threads) {
+void bandwidth(const std::string& level, int threads, std::int64_t bytes) {
   std::ostringstream name;
-  name << "roof/bandwidth/triad/threads:" << threads << "/f32";
+  name << "roof/bandwidth/" << level << "/threads:" << threads << "/f32";
   add_row(name.str(),
-          [threads](benchmark::State& state) {
-            const std::int64_t n = 1 << 24, part = n / threads;
+          [threads, bytes](benchmark::State& state) {
+            constexpr std::int64_t W = simd::W, most = 3 * sizeof(float) << 24;
+            const std::int64_t part = bytes / std::int64_t(3 * sizeof(float)) / threads / W * W;
+            const std::int64_t n = part * threads, turns = most / bytes;
             std::vector<float> a(std::size_t(n), 1), b(a), c(a);
             for (auto _ : state)
               parallel_for(threads, threads, [&] {
                 return [&](std::int64_t t) {
                   float* x = a.data() + t * part;
                   const float *y = b.data() + t * part, *z = c.data() + t * part;
-                  for (std::int64_t i = 0; i < part; ++i) x[i] = y[i] + 0.5f * z[i];
+                  const simd::Vec s = simd::broadcast(0.5f);
+                  for (std::int64_t turn = 0; turn < turns; ++turn) {
+                    for (std::int64_t i = 0; i < part; i += W)
+                      simd::store(x + i, simd::load(y + i) + s * simd::load(z + i));
+                    benchmark::ClobberMemory();  // each turn reads again what the last one read
+                  }
                 };
               });
-            if (!(a.front() == 1.5f && a[std::size_t(part * threads - 1)] == 1.5f))
+            if (!(a.front() == 1.5f && a.back() == 1.5f))
               return state.SkipWithError("the triad is wrong");
             state.counters["bytes_per_second"] =
-                benchmark::Counter(double(part * threads) * 3 * sizeof(float),
+                benchmark::Counter(double(turns * n) * 3 * sizeof(float),
                                    benchmark::Counter::kIsIterationInvariantRate);
           })
       ->UseRealTime()
@@ -364,7 +372,7 @@ class Collector : public benchmark::BenchmarkReporter {
     if (order.empty()) return print_other_rows();
     std::printf(
         "\nmedians of %d rounds; ratios are taken within a round\n%-52s %10s %8s %8s %9s  %s\n",
-        rounds_, "", "ms", "GFLOP/s", "of peak", "MiB extra", "speed against");
+        rounds_, "", "ms", "GFLOP/s", "of peak", "MiB extra", "time against");
     for (const std::string& name : order) {
       std::vector<double> ms, flops, share;
       for (const Run* run : rows[name]) {
@@ -385,7 +393,7 @@ class Collector : public benchmark::BenchmarkReporter {
         for (const Run* a : rows[name])
           for (const Run* b : rows[rival])
             if (a->repetition_index == b->repetition_index)
-              ratio.push_back(b->GetAdjustedRealTime() / a->GetAdjustedRealTime());
+              ratio.push_back(a->GetAdjustedRealTime() / b->GetAdjustedRealTime());
         std::printf("  %.2fx %s", median(ratio), rival.substr(0, rival.find("/N:")).c_str());
       }
       std::printf("\n");

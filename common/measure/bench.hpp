@@ -43,9 +43,9 @@ using Lap = std::function<void(std::size_t done)>;
 void lines(const std::string& prefix, const Problem& p, const std::vector<Line>& lines,
            const std::function<void(const Problem&, const Forward<float>&, const Lap&)>& f);
 
-// One row "roof/bandwidth/triad/threads:T/f32": bytes per second of a[i] = b[i] + s c[i] on arrays
-// of 64 MiB each, three of them counted. The other roof: what memory can deliver.
-void bandwidth(int threads);
+// One row "roof/bandwidth/LEVEL/threads:T/f32": bytes per second of a[i] = b[i] + s c[i], over and
+// over, on three arrays of so many bytes together. The other roof: what a level of memory delivers.
+void bandwidth(const std::string& level, int threads, std::int64_t bytes);
 
 // One row "PREFIX/scores:100/f32": the largest error against the oracle, relative to the largest
 // output, and the number of outputs that are not finite, for scores of about that size.

@@ -95,6 +95,7 @@ class Table {
         text += "  " + std::string(width[c] - cell.text.size(), ' ');
         text += cell.code ? paint(cell.code, cell.text) : cell.text;
       }
+      text.erase(text.find_last_not_of(' ') + 1);  // no blanks where the last cells are empty
       if (!line.note.empty()) text = "       " + paint(DIM, line.note);
       std::printf("%s\n", text.c_str());
     }

@@ -9,6 +9,8 @@
 By hand, for what it prints instead: ./learn see 02
 """
 
+import os
+import pty
 import re
 import subprocess
 import unittest
@@ -55,8 +57,9 @@ class Quotations(unittest.TestCase):
 
     def test_every_stage_that_has_a_program_quotes_it(self) -> None:
         for program in ROOT.glob("0?_*/check/see.cpp"):
-            stage = program.parents[1]
-            self.assertIn(f"<!-- see {stage.name[:2]} -->", (stage / "README.md").read_text(encoding="utf-8"))
+            chapter = program.parents[1] / "README.md"
+            mark = f"<!-- see {chapter.parent.name[:2]} -->"
+            self.assertTrue(mark in chapter.read_text(encoding="utf-8"), f"no {mark} in {chapter.relative_to(ROOT)}")
 
     def test_points_stand_for_lines(self) -> None:
         for quoted in ("a\nb\nc\n", "...\nc\n", "a\n...\n", "a\n...\nc\n", "a\n...\nb\nc\n"):
@@ -81,7 +84,28 @@ class Arguments(unittest.TestCase):
                 self.assertRegex(done.stderr, r"\Asee: .*\n\Z")
 
     def test_colours_are_for_terminals(self) -> None:
-        self.assertNotIn("\033", printed("02") + printed("7"))
+        def on_a_terminal(**environment: str) -> str:
+            ours, theirs = pty.openpty()
+            subprocess.run([ROOT / "build/see02"], check=True, stdin=subprocess.DEVNULL, stdout=theirs,
+                           env={"TERM": "xterm", **environment})
+            os.close(theirs)
+            text = b""
+            while chunk := read_all(ours):
+                text += chunk
+            os.close(ours)
+            return text.decode()
+
+        self.assertNotIn("\033", printed("02"))
+        self.assertIn("\033[", on_a_terminal())
+        for environment in ({"NO_COLOR": "1"}, {"TERM": "dumb"}):
+            self.assertNotIn("\033", on_a_terminal(**environment))
+
+
+def read_all(terminal: int) -> bytes:
+    try:
+        return os.read(terminal, 4096)
+    except OSError:  # its other end is closed
+        return b""
 
 
 if __name__ == "__main__":

@@ -26,6 +26,7 @@ GOLDEN = HERE / "golden"
 sys.path.insert(0, str(HERE))
 
 import charts  # noqa: E402
+import memory  # noqa: E402
 from figure import (CARD, COLOURS, FAINT, LOG, MARGIN, NARROW, SIZE, Bar, Bars, Bound,  # noqa: E402
                     Canvas, Chart, Line, Lines, Point, Scale, Table, contrast, labelled, legible, push_apart, render,
                     significant, summary, text_width)
@@ -674,7 +675,8 @@ class Pictures(unittest.TestCase):
 
     def test_texts_can_be_read(self) -> None:
         course = HERE.parents[2]
-        pictures = [*course.glob("0?_*/pictures/*.svg"), *course.glob("0?_*/results/timeline*.svg")]
+        pictures = [*course.glob("0?_*/pictures/*.svg"), *course.glob("0?_*/results/timeline*.svg"),
+                    course / "docs" / "memory.svg"]
         self.assertGreater(len(pictures), 30)
         for path in pictures:
             content = path.read_text(encoding="utf-8").lower()
@@ -684,6 +686,10 @@ class Pictures(unittest.TestCase):
                     self.assertGreaterEqual(contrast(words.colour, words.behind), 4.5, words)
                     for name in re.findall(COLOUR_NAMES, words.text.lower()):
                         self.assertIn(NAMED.get(name, "no such colour"), content, words)
+
+    def test_levels_of_memory_are_those_recorded(self) -> None:
+        picture = HERE.parents[2] / "docs" / "memory.svg"
+        self.assertEqual(picture.read_text(encoding="utf-8"), memory.drawn(), "stale; run memory.py")
 
 
 if __name__ == "__main__":
