@@ -1,4 +1,4 @@
-"""The charts and the table of stage 00: what the definition costs when it is written down as it stands."""
+"""The chart and the tables of stage 00: what the definition costs as it stands, and which of its lines the time goes to."""
 
 from figure import Chart, Lines, Table, line, significant, slope
 from results import Results, group, median
@@ -20,4 +20,15 @@ def charts(r: Results) -> list[Chart | Table]:
         [f"{n:g}", significant(1e3 * median(rows, "time")), significant(MIB * median(rows, "extra_bytes")),
          significant(1e-9 * median(rows, "flops")), significant(100 * median(rows, "of_roof"), 2)]
         for n, rows in group(naive, "N").items()])
-    return [cost, table]
+    parts = {name: group(r.select(stage="stage00", what="line", variant=name, d=64, dtype="f32"), "N")
+             for name in ("scores", "exponentials", "division", "values")}
+    lines = []
+    for n in parts["scores"]:
+        ms = {name: 1e3 * median(rows[n], "time") for name, rows in parts.items()}
+        softmax = (ms["exponentials"] + ms["division"]) / sum(ms.values())
+        peaks = [f"{significant(100 * median(parts[name][n], 'of_roof'), 2)} %" for name in ("scores", "values")]
+        lines.append([f"{n:g}", *(significant(each) for each in ms.values()), f"{significant(100 * softmax, 2)} %",
+                      *peaks])
+    header = ["N", "(1) scores, ms", "(2) exp, ms", "(2) sum and divide, ms", "(3) output, ms", "softmax's share",
+              "(1) of peak", "(3) of peak"]
+    return [cost, table, Table("lines", header, lines)]

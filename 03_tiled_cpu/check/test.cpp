@@ -13,6 +13,7 @@
 
 #include "00_naive/naive.hpp"
 #include "02_online_softmax/online_softmax.hpp"
+#include "03_tiled_cpu/check/ablation.hpp"
 #include "03_tiled_cpu/fast/fast.hpp"
 #include "03_tiled_cpu/tiled_cpu.hpp"
 #include "common/core/parallel_for.hpp"
@@ -101,6 +102,35 @@ TEST(Tiles, EverySizeOfTileGivesTheSame) {
         tiled_cpu::forward(c.p, c.call().t, options);
         ASSERT_EQ(c.verdict(), "") << spec.name() << " Br " << Br << " Bc " << Bc;
       }
+}
+
+template <tiled_cpu::ablation::Change change>
+void is_attention_as_it_says(const char* name) {
+  for (Causal causal : {Causal::none, Causal::top_left})
+    for (Int N : {64, 100, 150}) {
+      Spec spec;
+      spec.p.Nq = spec.p.Nk = N;
+      spec.p.d = 72;
+      spec.p.causal = causal;
+      ForwardCase<float> c(spec, false);
+      const auto call = c.call();
+      std::vector<float> scratch(tiled_cpu::scratch_elements(64, 64, spec.p.d));
+      for (Int i0 = 0; i0 < N; i0 += 64)
+        tiled_cpu::ablation::attention_tile<change>(
+            call.t.Q.rows(0, 0, N, 72), call.t.K.rows(0, 0, N, 72), call.t.V.rows(0, 0, N, 72),
+            float(spec.p.softmax_scale()), Mask(call.p, 0), i0, 64, 64, scratch.data(),
+            call.t.O.rows(0, 0, N, 72), nullptr);
+      EXPECT_EQ(c.verdict().empty(), change.is_attention()) << name << ", " << spec.name();
+    }
+}
+TEST(Ablation, IsAttentionOnlyWithAllItsParts) {
+  using tiled_cpu::ablation::Change;
+  is_attention_as_it_says<Change{}>("as written");
+  is_attention_as_it_says<Change{.vector_exp = true}>("vector_exp");
+  is_attention_as_it_says<Change{.register_sums = true}>("register_sums");
+  is_attention_as_it_says<Change{.no_exp = true}>("no_exp");
+  is_attention_as_it_says<Change{.no_QK = true}>("no_QK");
+  is_attention_as_it_says<Change{.no_PV = true}>("no_PV");
 }
 
 TEST(Heads, EveryBatchEntryHasItsOwn) {

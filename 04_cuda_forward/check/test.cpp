@@ -1,6 +1,7 @@
 // Tests of stage 04. The same file is built twice: for the GPU, and with FA_EMULATED for the CPU.
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <functional>
 #include <string>
 #include <tuple>
@@ -42,6 +43,7 @@ StageUnderTest stage(Kernel kernel, Int nan_tile) {
     cuda_forward::forward(p, t, {kernel});
   });
   s.effort = gpu_effort();
+  s.take_kernels = take_kernels();
   s.unavailable = no_gpu;
   return s;
 }
@@ -195,6 +197,17 @@ TEST_F(Gpu, SaysHowMuchSharedMemoryIsMissing) {
 }
 
 #ifdef FA_EMULATED
+// No result tells in which order blocks take their rows, only how long the last of them takes.
+TEST_F(Gpu, TheFirstBlockTakesTheLongestRows) {
+  const emulator::FirstBlockOnly first;
+  for (Kernel kernel : {Kernel::tiled, Kernel::register_tiled}) {
+    ForwardCase<float> c(spec(150, 150, 8, Causal::top_left), false);
+    run(c, kernel);
+    if (std::isnan(c.O.at(0, 0, 149, 0)) || !std::isnan(c.O.at(0, 0, 0, 0)))
+      ADD_FAILURE() << name(kernel) << ": block 0 does not take the last rows, which see most keys";
+  }
+}
+
 TEST(Baseline, IsRefusedWhereThereIsNoCublas) {
   ForwardCase<float> c(spec(2, 2, 2), false);
   EXPECT_NE(refusal([&] { run(c, Kernel::baseline); }).find("needs cuBLAS"), std::string::npos);

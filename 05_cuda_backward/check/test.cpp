@@ -59,6 +59,7 @@ StageUnderTest on_gpu(const std::string& name, const Options& options) {
   s.f32.backward = on_gpu_backward<float>(
       [options](const Problem& p, const Backward<float>& t) { run_on_gpu(p, t, options); });
   s.effort = gpu_effort();
+  s.take_kernels = take_kernels();
   s.unavailable = no_gpu;
   return s;
 }

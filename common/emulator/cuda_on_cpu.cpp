@@ -126,6 +126,7 @@ constexpr std::size_t stack_bytes = 64 * 1024;
 constexpr unsigned warp_size = 32;
 constexpr std::size_t shared_without_asking = 48 * 1024;
 std::size_t shared_limit = 99 * 1024;
+bool first_block_only = false;
 // Bytes behind a block's shared memory that must stay as they are. AddressSanitizer sees more, even
 // a read, if there are none.
 #ifdef FA_EMULATOR_ASAN
@@ -170,6 +171,7 @@ Launch* running = nullptr;
 thread_local cudaError_t last_error = cudaSuccess;
 std::map<const void*, int> allowed_shared;  // by kernel; guarded by the same mutex
 std::set<cudaStream_t> streams;             // guarded by the same mutex
+std::set<std::string> kernels;              // guarded by the same mutex
 
 void note(cudaStream_t stream) {
   const std::lock_guard lock(one_launch_at_a_time);
@@ -225,12 +227,23 @@ void resume(unsigned index) {
 
 bool runnable(State s) { return s == State::fresh || s == State::ready; }
 
+// "threads 0-31, 33, 35 and 14 more": three runs of neighbours, then how many are left.
 std::string list(State state) {
+  const auto& fibers = running->fibers;
   std::string text;
-  for (unsigned t = 0; t < running->fibers.size(); ++t)
-    if (running->fibers[t].state == state && text.size() < 40)
-      text += (text.empty() ? "" : ", ") + std::to_string(t);
-  return text;
+  unsigned runs = 0, more = 0;
+  for (unsigned t = 0; t < fibers.size(); ++t) {
+    if (fibers[t].state != state) continue;
+    const unsigned first = t;
+    while (t + 1 < fibers.size() && fibers[t + 1].state == state) ++t;
+    if (++runs > 3) {
+      more += t - first + 1;
+      continue;
+    }
+    text += (runs == 1 ? "threads " : ", ") + std::to_string(first);
+    if (t > first) text += "-" + std::to_string(t);
+  }
+  return more ? text + " and " + std::to_string(more) + " more" : text;
 }
 
 // Opens those barriers within a warp, of threads [first, end), whose lanes have all arrived. A
@@ -276,10 +289,10 @@ void run_block() {
     if (has(State::waits_for_warp))
       throw std::logic_error(
           std::string(running->kernel) + ": block " + std::to_string(blockIdx.x) +
-          " hangs: threads " + list(State::waits_for_warp) +
-          " ... wait for their warp (__syncwarp or a shuffle), but not all lanes of the mask come" +
+          " hangs: " + list(State::waits_for_warp) +
+          " wait for their warp (__syncwarp or a shuffle), but not all lanes of the mask come" +
           (has(State::waits_for_block)
-               ? "; threads " + list(State::waits_for_block) + " ... wait in __syncthreads"
+               ? "; " + list(State::waits_for_block) + " wait in __syncthreads"
                : ""));
   } while (has(State::waits_for_block));
 }
@@ -305,6 +318,7 @@ void launch(const char* kernel, const void* function, dim3 grid, dim3 block,
             std::size_t shared_bytes, cudaStream_t stream, const std::function<void()>& thread) {
   const std::lock_guard lock(one_launch_at_a_time);
   streams.insert(stream);
+  kernels.insert(kernel);
   const std::uint64_t threads = std::uint64_t(block.x) * block.y * block.z;
   std::size_t limit = shared_without_asking;
   if (const auto asked = allowed_shared.find(function); asked != allowed_shared.end())
@@ -336,6 +350,7 @@ void launch(const char* kernel, const void* function, dim3 grid, dim3 block,
   for (blockIdx.z = 0; blockIdx.z < grid.z; ++blockIdx.z)
     for (blockIdx.y = 0; blockIdx.y < grid.y; ++blockIdx.y)
       for (blockIdx.x = 0; blockIdx.x < grid.x; ++blockIdx.x) {
+        if (first_block_only && (blockIdx.x || blockIdx.y || blockIdx.z)) continue;
         for (Fiber& f : launch.fibers) {
           f.state = State::fresh;
           f.warp_phase = f.block_phase = 0;
@@ -357,6 +372,10 @@ std::set<cudaStream_t> take_streams() {
   const std::lock_guard lock(one_launch_at_a_time);
   return std::exchange(streams, {});
 }
+std::set<std::string> take_kernels() {
+  const std::lock_guard lock(one_launch_at_a_time);
+  return std::exchange(kernels, {});
+}
 
 cudaError_t allow_dynamic_shared_memory(const void* kernel, int bytes) {
   const std::lock_guard lock(one_launch_at_a_time);
@@ -369,6 +388,8 @@ LessSharedMemory::LessSharedMemory(std::size_t bytes) : before_(shared_limit) {
   shared_limit = bytes;
 }
 LessSharedMemory::~LessSharedMemory() { shared_limit = before_; }
+FirstBlockOnly::FirstBlockOnly() { first_block_only = true; }
+FirstBlockOnly::~FirstBlockOnly() { first_block_only = false; }
 
 }  // namespace fa::emulator
 

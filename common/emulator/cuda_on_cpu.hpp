@@ -115,8 +115,10 @@ void launch(const char* kernel, const void* function, dim3 grid, dim3 block,
             std::size_t shared_bytes, fa_emulated_stream* stream,
             const std::function<void()>& thread);
 
-// For tests: the streams that launches and asynchronous calls named since the last time.
+// For tests: the streams that launches and asynchronous calls named since the last time, and the
+// kernels that were to be launched.
 std::set<fa_emulated_stream*> take_streams();
+std::set<std::string> take_kernels();
 
 // For tests: until the end of its life a block may have only so much shared memory.
 class LessSharedMemory {
@@ -126,6 +128,14 @@ class LessSharedMemory {
 
  private:
   std::size_t before_;
+};
+
+// For tests: until the end of its life launches run their first block alone. What it has written
+// tells which part of the work comes first.
+class FirstBlockOnly {
+ public:
+  FirstBlockOnly();
+  ~FirstBlockOnly();
 };
 }  // namespace fa::emulator
 

@@ -5,6 +5,8 @@
 #include <atomic>
 #include <chrono>
 #include <cstdlib>
+#include <functional>
+#include <set>
 #include <string>
 #include <thread>
 #include <vector>
@@ -27,6 +29,15 @@ inline std::string no_gpu() {
     return std::string("no usable GPU: ") + cudaGetErrorString(code);
   }
   return count > 0 ? "" : "no usable GPU: the driver finds none";
+#endif
+}
+
+// The kernels launched since the last time, by name; null where nobody notes them.
+inline std::function<std::set<std::string>()> take_kernels() {
+#ifdef FA_EMULATED
+  return emulator::take_kernels;
+#else
+  return nullptr;
 #endif
 }
 

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <functional>
 #include <initializer_list>
+#include <set>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -132,6 +133,8 @@ struct StageUnderTest {
   std::function<void(const ForwardCall<float>&)> by_hand = nullptr;
   // Effort by which lists of sizes are cut: an emulated GPU affords little, a real one much.
   enum class Effort { small, normal, large } effort = Effort::normal;
+  // The kernels launched since the last time it was asked; null: there are none, or nobody notes them.
+  std::function<std::set<std::string>()> take_kernels = nullptr;
   // Why this stage cannot run here (no GPU, too old ...); empty if it can. A reason skips its
   // tests, or fails them where FA_REQUIRE_GPU=1.
   std::function<std::string()> unavailable;

@@ -17,6 +17,7 @@
 #include <sstream>
 
 #include "common/core/parallel_for.hpp"
+#include "common/core/simd.hpp"
 #include "common/judge/memory.hpp"
 #include "common/measure/bench_rows.hpp"
 #include "common/measure/flops.hpp"
@@ -113,44 +114,83 @@ void add_context(const std::string& key, const std::string& value) {
   benchmark::AddCustomContext(key, value);
 }
 
+namespace {
+std::string row_name(const std::string& prefix, const Problem& p, std::size_t element_bytes) {
+  std::ostringstream name;
+  name << prefix << "/N:" << p.Nk << "/d:" << p.d
+       << "/causal:" << (p.causal == Causal::none ? 0 : 1)
+       << (element_bytes == 8 ? "/f64" : "/f32");
+  return name.str();
+}
+
+// A row of `f` that is verified before and after its timing, which is left to `timed`.
+template <class T>
+Row verified(const std::string& prefix, const Problem& p, int threads, double flops,
+             const std::function<void(const Problem&, const Forward<T>&)>& f,
+             const std::function<void(benchmark::State&, const Forward<T>&)>& timed) {
+  auto prepared = std::make_shared<std::unique_ptr<Prepared<T>>>();
+  return add_row(row_name(prefix, p, sizeof(T)), [=](benchmark::State& state) {
+    const bool first = !*prepared;
+    if (first) *prepared = std::make_unique<Prepared<T>>(p);
+    Prepared<T>& x = **prepared;
+    const Forward<T> t{x.Q.view(), x.K.view(), x.V.view(), x.O.view(), nullptr};
+
+    x.O.poison();
+    if (first)
+      x.extra_bytes = double(peak_heap_bytes([&] { f(p, t); }));
+    else
+      f(p, t);
+    const std::string before = x.verdict();
+    if (!before.empty()) return state.SkipWithError(("wrong before timing: " + before).c_str());
+
+    x.O.poison();
+    double roof = fma_peak(threads);
+    timed(state, t);
+    roof = (roof + fma_peak(threads)) / 2;
+    const std::string after = x.verdict();
+    if (!after.empty()) return state.SkipWithError(("wrong after timing: " + after).c_str());
+
+    state.counters["flops"] =
+        benchmark::Counter(flops, benchmark::Counter::kIsIterationInvariantRate);
+    state.counters["roof"] = roof;
+    if (x.extra_bytes >= 0) state.counters["extra_bytes"] = x.extra_bytes;
+  });
+}
+
+}  // namespace
+
 template <class T>
 void forward(const std::string& prefix, const Problem& p,
              const std::function<void(const Problem&, const Forward<T>&)>& f, int threads) {
-  std::ostringstream name;
-  name << prefix << "/N:" << p.Nk << "/d:" << p.d
-       << "/causal:" << (p.causal == Causal::none ? 0 : 1) << (sizeof(T) == 8 ? "/f64" : "/f32");
-  auto prepared = std::make_shared<std::unique_ptr<Prepared<T>>>();
-  add_row(name.str(),
-          [=](benchmark::State& state) {
-            const bool first = !*prepared;
-            if (first) *prepared = std::make_unique<Prepared<T>>(p);
-            Prepared<T>& x = **prepared;
-            const Forward<T> t{x.Q.view(), x.K.view(), x.V.view(), x.O.view(), nullptr};
-
-            x.O.poison();
-            if (first)
-              x.extra_bytes = double(peak_heap_bytes([&] { f(p, t); }));
-            else
-              f(p, t);
-            const std::string before = x.verdict();
-            if (!before.empty())
-              return state.SkipWithError(("wrong before timing: " + before).c_str());
-
-            x.O.poison();
-            double roof = fma_peak(threads);
-            for (auto _ : state) f(p, t);
-            roof = (roof + fma_peak(threads)) / 2;
-            const std::string after = x.verdict();
-            if (!after.empty())
-              return state.SkipWithError(("wrong after timing: " + after).c_str());
-
-            state.counters["flops"] =
-                benchmark::Counter(forward_flops(p), benchmark::Counter::kIsIterationInvariantRate);
-            state.counters["roof"] = roof;
-            if (x.extra_bytes >= 0) state.counters["extra_bytes"] = x.extra_bytes;
-          })
+  verified<T>(prefix, p, threads, forward_flops(p), f,
+              [=](benchmark::State& state, const Forward<T>& t) {
+                for (auto _ : state) f(p, t);
+              })
       ->UseRealTime()
       ->MinTime(seconds_a_sample_on_cpu);
+}
+
+void lines(const std::string& prefix, const Problem& p, const std::vector<Line>& lines,
+           const std::function<void(const Problem&, const Forward<float>&, const Lap&)>& f) {
+  using Clock = std::chrono::steady_clock;
+  for (std::size_t line = 0; line < lines.size(); ++line)
+    verified<float>(
+        prefix + "/line/" + lines[line].name, p, 1, lines[line].flops * visible_pairs(p),
+        [=](const Problem& q, const Forward<float>& t) { f(q, t, [](std::size_t) {}); },
+        [=](benchmark::State& state, const Forward<float>& t) {
+          for (auto _ : state) {
+            std::chrono::duration<double> taken{};
+            Clock::time_point began = Clock::now();
+            f(p, t, [&](std::size_t done) {
+              const Clock::time_point now = Clock::now();
+              if (done == line) taken += now - began;
+              began = now;
+            });
+            state.SetIterationTime(taken.count());
+          }
+        })
+        ->UseManualTime()
+        ->MinTime(seconds_a_sample_on_cpu / 16);  // of the line; the whole takes many times as long
 }
 
 template void forward(const std::string&, const Problem&,
@@ -158,25 +198,47 @@ template void forward(const std::string&, const Problem&,
 template void forward(const std::string&, const Problem&,
                       const std::function<void(const Problem&, const Forward<double>&)>&, int);
 
-void bandwidth(int threads) {
+void part(const std::string& prefix, const Problem& p,
+          const std::function<void(const Problem&, const Forward<float>&)>& f) {
+  auto prepared = std::make_shared<std::unique_ptr<Prepared<float>>>();
+  add_row(row_name(prefix, p, sizeof(float)),
+          [=](benchmark::State& state) {
+            if (!*prepared) *prepared = std::make_unique<Prepared<float>>(p);
+            Prepared<float>& x = **prepared;
+            const Forward<float> t{x.Q.view(), x.K.view(), x.V.view(), x.O.view(), nullptr};
+            for (auto _ : state) f(p, t);
+            state.counters["unverified"] = 1;
+          })
+      ->UseRealTime()
+      ->MinTime(seconds_a_sample_on_cpu);
+}
+
+void bandwidth(const std::string& level, int threads, std::int64_t bytes) {
   std::ostringstream name;
-  name << "roof/bandwidth/triad/threads:" << threads << "/f32";
+  name << "roof/bandwidth/" << level << "/threads:" << threads << "/f32";
   add_row(name.str(),
-          [threads](benchmark::State& state) {
-            const std::int64_t n = 1 << 24, part = n / threads;
+          [threads, bytes](benchmark::State& state) {
+            constexpr std::int64_t W = simd::W, most = 3 * sizeof(float) << 24;
+            const std::int64_t part = bytes / std::int64_t(3 * sizeof(float)) / threads / W * W;
+            const std::int64_t n = part * threads, turns = most / bytes;
             std::vector<float> a(std::size_t(n), 1), b(a), c(a);
             for (auto _ : state)
               parallel_for(threads, threads, [&] {
                 return [&](std::int64_t t) {
                   float* x = a.data() + t * part;
                   const float *y = b.data() + t * part, *z = c.data() + t * part;
-                  for (std::int64_t i = 0; i < part; ++i) x[i] = y[i] + 0.5f * z[i];
+                  const simd::Vec s = simd::broadcast(0.5f);
+                  for (std::int64_t turn = 0; turn < turns; ++turn) {
+                    for (std::int64_t i = 0; i < part; i += W)
+                      simd::store(x + i, simd::load(y + i) + s * simd::load(z + i));
+                    benchmark::ClobberMemory();  // each turn reads again what the last one read
+                  }
                 };
               });
-            if (!(a.front() == 1.5f && a[std::size_t(part * threads - 1)] == 1.5f))
+            if (!(a.front() == 1.5f && a.back() == 1.5f))
               return state.SkipWithError("the triad is wrong");
             state.counters["bytes_per_second"] =
-                benchmark::Counter(double(part * threads) * 3 * sizeof(float),
+                benchmark::Counter(double(turns * n) * 3 * sizeof(float),
                                    benchmark::Counter::kIsIterationInvariantRate);
           })
       ->UseRealTime()
@@ -340,14 +402,20 @@ class Collector : public benchmark::BenchmarkReporter {
   }
 
   // Rows of error(): one line each, from the first round, for they are the same in all. Rows of
-  // bandwidth(): the median.
+  // bandwidth() and part(): the median.
   void print_other_rows() const {
     for (const std::string& name : registered) {
-      std::vector<double> rate;
-      for (const Run& run : runs_)
-        if (clean(run) == name && run.counters.count("bytes_per_second"))
+      std::vector<double> rate, ms;
+      for (const Run& run : runs_) {
+        if (is_error(run) || clean(run) != name) continue;
+        if (run.counters.count("bytes_per_second"))
           rate.push_back(run.counters.at("bytes_per_second") / 1e9);
+        if (run.counters.count("unverified")) ms.push_back(run.GetAdjustedRealTime());
+      }
       if (!rate.empty()) std::printf("%-52s %.1f GB/s\n", name.c_str(), median(rate));
+      if (!ms.empty())
+        std::printf("%-52s %10.3f ms  no attention, a part is left out: not verified\n",
+                    name.c_str(), median(ms));
     }
     for (const std::string& name : registered)
       for (const Run& run : runs_) {
@@ -383,10 +451,11 @@ class Collector : public benchmark::BenchmarkReporter {
     const std::size_t at = name.find('/') + 1;
     return name.substr(at, name.find('/', at) - at);
   }
-  // The first other row with the same parameters: what this one is compared with.
+  // The first other row with the same parameters: what this one is compared with. The lines of one
+  // forward do different things.
   static std::string earlier_row(const std::string& name, const std::vector<std::string>& order) {
     const std::size_t at = name.find("/N:");
-    if (at == std::string::npos) return {};
+    if (at == std::string::npos || what(name) == "line") return {};
     for (const std::string& other : order) {
       if (other == name) return {};
       const std::size_t there = other.find("/N:");

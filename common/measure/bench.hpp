@@ -27,9 +27,25 @@ template <class T>
 void forward(const std::string& prefix, const Problem& p,
              const std::function<void(const Problem&, const Forward<T>&)>& f, int threads = 1);
 
-// One row "roof/bandwidth/triad/threads:T/f32": bytes per second of a[i] = b[i] + s c[i] on arrays
-// of 64 MiB each, three of them counted. The other roof: what memory can deliver.
-void bandwidth(int threads);
+// The same for a method with a part left out: what it computes is no attention, so there is nothing
+// to verify and no FLOP to credit. The row has a time alone, and says `unverified`.
+void part(const std::string& prefix, const Problem& p,
+          const std::function<void(const Problem&, const Forward<float>&)>& f);
+
+// Where the time of a forward goes: a row "PREFIX/line/NAME/N:1024/d:64/causal:0/f32" for each of
+// its lines, verified as above. f runs the whole and calls the Lap with 0, 1, 2 ... when that line
+// is done, once for each head. `flops`: how many the line does for a visible pair.
+struct Line {
+  std::string name;
+  double flops;
+};
+using Lap = std::function<void(std::size_t done)>;
+void lines(const std::string& prefix, const Problem& p, const std::vector<Line>& lines,
+           const std::function<void(const Problem&, const Forward<float>&, const Lap&)>& f);
+
+// One row "roof/bandwidth/LEVEL/threads:T/f32": bytes per second of a[i] = b[i] + s c[i], over and
+// over, on three arrays of so many bytes together. The other roof: what a level of memory delivers.
+void bandwidth(const std::string& level, int threads, std::int64_t bytes);
 
 // One row "PREFIX/scores:100/f32": the largest error against the oracle, relative to the largest
 // output, and the number of outputs that are not finite, for scores of about that size.

@@ -132,12 +132,12 @@ def verdict(predicted: float, measured: float) -> str:
 
 
 def compare(stage: Path, file: Path) -> list[str]:
+    if load(file).context.get("size") == "smoke":
+        return ["--smoke shows that the benchmark runs; it measures nothing, and no prediction is compared"]
     asked = questions(stage)
     said = predictions(stage, asked)
     if not said:
         return [f"no predictions in {stage.name}/mine/predictions.txt; what to predict: ./learn bench {stage.name[:2]} --help"]
-    if load(file).context.get("size") == "smoke":
-        return ["predictions are not compared: --smoke shows that the benchmark runs and measures nothing"]
     lines = ["", "predicted and measured"]
     page = Run(stage / "README.md", stage.parent, None, file)
     for q in asked:

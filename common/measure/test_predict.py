@@ -86,8 +86,12 @@ class Predict(unittest.TestCase):
         text = self.tool(0, "compare", self.stage, self.measured({64: 5}))
         self.assertIn("growth: you said 4, not measured in this run\n", text)
         self.assertIn("time: you said 5, measured 5 ms: right\n", text)
-        text = self.tool(0, "compare", self.stage, self.measured({64: 5}, "smoke"))
-        self.assertEqual(text, "predictions are not compared: --smoke shows that the benchmark runs and measures nothing\n")
+
+    def test_a_smoke_run_compares_nothing_and_says_so(self) -> None:
+        for predictions in ("time = 5\n", ""):
+            self.own.write_text(predictions)
+            text = self.tool(0, "compare", self.stage, self.measured({64: 5}, "smoke"))
+            self.assertEqual(text, "--smoke shows that the benchmark runs; it measures nothing, and no prediction is compared\n")
 
     def test_no_predictions(self) -> None:
         text = self.tool(0, "compare", self.stage, self.measured({64: 5}))

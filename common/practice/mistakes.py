@@ -175,7 +175,7 @@ def judge(tree: Path, stage: Path, mistake: Mistake, level: int) -> Result:
                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
         if done.returncode not in (0, 1) or "testing YOUR code" not in done.stdout and "--race" not in more:
             raise Bad(f"{mistake.name}, level {level}: practice.py ends with {done.returncode}: {done.stdout.strip()[-500:]}")
-        return [line for line in done.stdout.split("\n") if not line.startswith("+ ")][:SCREEN]
+        return [line for line in done.stdout.split("\n") if not line.startswith(("+ ", "building"))][:SCREEN]
     if not (mine / name).is_file():     # what is built once is not timed
         shutil.rmtree(mine, ignore_errors=True)
         write_whole(mine / name, text)

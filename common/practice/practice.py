@@ -7,6 +7,7 @@
 """
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -16,9 +17,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Callable, NoReturn
 
-from marks import Lesson, load_copy, marked_lessons, stage_of  # puts common/judge on the path
-from progress import note, read
-from source import Bad, Parser, run, write_whole
+from marks import BARRIER, Lesson, Region, load_copy, marked_lessons, stage_of  # puts common/judge on the path
+from progress import next_of, note, read, stages_of
+from source import Bad, Parser, bare, run, write_whole
 from suite import Suite, Test, pattern, run_suite
 from verdict import ENVIRONMENT, Copy, Verdict, program
 from weave import notes
@@ -26,6 +27,7 @@ from weave import notes
 ROOT = Path(__file__).resolve().parents[2]
 USAGE, MISSING = 2, 3   # exit codes: the command cannot work; this machine lacks something
 SCREEN = 14         # lines at most without -v, after the one that `begin` may have said
+PATIENCE = 10.0     # seconds until a build says how far it is, where there is no terminal
 OWN = {"predictions.txt"}       # what mine/ may hold beside lessons
 EDITORS = re.compile(r"(^|/)[.#]|~$|#$|\.(sw[op]|bak|orig|tmp|rej)$|(^|/)4913$")
 SANITIZERS = {"race": ("tsan", "ThreadSanitizer"), "asan": ("asan", "AddressSanitizer and UndefinedBehaviorSanitizer")}
@@ -128,13 +130,52 @@ def strangers(stage: Path) -> list[str]:
 
 # ---- building ----------------------------------------------------------------------------------
 
-def call(wish: Wish, *command: str) -> tuple[bool, str]:
+class Progress:
+    """How far a build is, `building: [n/m]`: on a terminal one line, rewritten and gone at the end; elsewhere a few lines,
+    the first after ten seconds, each of the others when twice that time has passed."""
+
+    def __init__(self, doing: str) -> None:
+        self.doing, self.rewritten, self.width = doing, sys.stdout.isatty(), 0
+        self.began, self.due = time.monotonic(), PATIENCE
+        if self.rewritten:
+            self.rewrite(f"{doing} ...")
+
+    def rewrite(self, text: str) -> None:
+        print("\r" + text.ljust(self.width), end="", flush=True)
+        self.width = len(text)
+
+    def step(self, line: str) -> None:
+        m = re.match(r"\[\d+/\d+\]", line)
+        if m and self.rewritten:
+            self.rewrite(f"{self.doing}: {m[0]}")
+        elif m and time.monotonic() - self.began >= self.due:
+            print(f"{self.doing}: {m[0]}", flush=True)
+            self.due *= 2
+
+    def over(self) -> None:
+        if self.rewritten:
+            self.rewrite("")
+            print("\r", end="", flush=True)
+
+
+def call(wish: Wish, doing: str, *command: str) -> tuple[bool, str]:
     if wish.loud:
         print("+ " + " ".join(command), flush=True)
-    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", check=False)
-    if wish.loud:
-        print(done.stdout, end="")
-    return done.returncode == 0, done.stdout
+    progress = None if wish.loud else Progress(doing)
+    output = []
+    with subprocess.Popen(command, cwd=ROOT, env={**os.environ, "NINJA_STATUS": "[%f/%t] "}, text=True, errors="replace",
+                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
+        try:
+            for line in process.stdout or []:
+                output.append(line)
+                if progress:
+                    progress.step(line)
+                else:
+                    print(line, end="", flush=True)
+        finally:
+            if progress:
+                progress.over()
+    return process.returncode == 0, "".join(output)
 
 
 def configured(wish: Wish, preset: str, program: str) -> Path:
@@ -143,14 +184,14 @@ def configured(wish: Wish, preset: str, program: str) -> Path:
     if not (build / wish.stage.name / program).is_file():
         print("building your code and its judge; the first time takes a minute or more", flush=True)
     if not (build / "build.ninja").is_file():
-        done, output = call(wish, "cmake", "--preset", preset)
+        done, output = call(wish, "configuring", "cmake", "--preset", preset)
         if not done:
             raise Bad(output + "CMake could not configure; its own words are above")
     return build
 
 
 def built(wish: Wish, build: Path, target: str) -> tuple[bool, str]:
-    return call(wish, "cmake", "--build", str(build.relative_to(ROOT)), "--target", target)
+    return call(wish, "building", "cmake", "--build", str(build.relative_to(ROOT)), "--target", target)
 
 
 def first_errors(output: str) -> list[str]:
@@ -205,7 +246,7 @@ def practise(wish: Wish) -> int:
         for name, lines in verdict.wrong.items():
             print(f"{name}, alone:", *lines, sep="\n  ")
         print(*(t.output for t in (verdict.suite or verdict.program.suite()).bad), sep="\n")
-    keep(wish, mine, verdict.right if verdict.woven or verdict.passed else [])
+    keep(wish, mine, None if verdict.passed and not verdict.empty else verdict.right if verdict.woven else [])
     if not verdict.passed:
         advise(wish, mine, verdict)
         return 1
@@ -258,7 +299,7 @@ def practise_ladder(wish: Wish, mine: list[Copy]) -> int:
         print(f"not tested: {' '.join(kernels)}, since {wish.no_gpu}; they compile" if shutil.which("nvcc") else
               f"not tested: {' '.join(kernels)}, since {wish.no_gpu}")
         return MISSING
-    keep(wish, mine, [h.name for c in mine for h in c.text.regions])
+    keep(wish, mine, None)
     print(f"all tests pass on your code. Next: {following(wish, mine)}")
     return 0
 
@@ -269,10 +310,13 @@ def has_barriers(mine: list[Copy]) -> bool:
 
 def advise(wish: Wish, mine: list[Copy], verdict: Verdict | None) -> None:
     ways = [f"hints: {wish.stage.name}/README.md, 'Your turn'"]
-    if verdict and verdict.written and has_barriers(mine) and not (verdict.suite and verdict.suite.ok):
+    launched = not verdict or not any(line.startswith("never launched") for line in verdict.lines)
+    if verdict and verdict.written and launched and has_barriers(mine) and not (verdict.suite and verdict.suite.ok):
         ways.insert(0, f"is a barrier missing? {wish.command} --race")
-    if verdict and any("crash" in line or "NaN" in line for line in verdict.lines):
+    if verdict and any("crash" in line for line in verdict.lines):
         ways.insert(0, f"{wish.command} --asan names the line")
+    elif verdict and any("(NaN among them)" in line for line in verdict.lines):
+        ways.insert(0, f"is memory read that is not yours? {wish.command} --asan")
     if verdict and any("does not end" in line for line in verdict.lines):
         ways.insert(0, "which loop has no end" + (", or which barrier do not all threads reach?" if has_barriers(mine) else "?"))
     if not wish.loud:
@@ -280,25 +324,23 @@ def advise(wish: Wish, mine: list[Copy], verdict: Verdict | None) -> None:
     print(f"edit {wish.stage.name}/mine, run {wish.command} again; " + "; ".join(ways))
 
 
-def keep(wish: Wish, mine: list[Copy], right: list[str]) -> None:
-    """A line in .progress for each step that is right for the first time."""
+def keep(wish: Wish, mine: list[Copy], right: list[str] | None) -> None:
+    """A line in .progress for each step that is right for the first time; None: all are, those whose marks are gone, too."""
     known = {(n.stage, n.details.get("step"), n.details.get("level")) for n in read(ROOT)[0] if n.what == "practice"}
     for copy in mine:
-        for hole in copy.text.regions:
+        for hole in copy.lesson.holes(copy.text.level):
             level = str(copy.text.level)
-            if hole.name in right and (wish.id, hole.name, level) not in known:
+            if (right is None or hole.name in right) and (wish.id, hole.name, level) not in known:
                 note(ROOT, wish.id, "practice", step=hole.name, level=level)
 
 
 def following(wish: Wish, mine: list[Copy]) -> str:
-    """The next file of the stage that is not done, at the level of this one; then a hunt."""
+    """What ./learn progress says; and if this stage is done at this level, the next one."""
+    notes = read(ROOT)[0]
     level = max(c.text.level for c in mine)
-    done = {c.name for c in mine if not c.empty()}
-    left = [name_of(x) for x in skeletons(wish.stage) if name_of(x) not in done]
-    if left:
-        return f"{wish.command} {left[0]}" + (f" --level {level}" if level > 1 else "")
-    harder = f", or again with less help: {wish.command} --level {level + 1} --reset" if level < 3 else ""
-    return f"./learn hunt {wish.id}{harder}"
+    done = len(mine) == len(skeletons(wish.stage)) and not any(c.empty() for c in mine)
+    return next_of(stages_of(ROOT, notes), notes) + \
+        (f"; or again with less help: {wish.command} --level {level + 1} --reset" if done and level < 3 else "")
 
 
 # ---- sanitizers --------------------------------------------------------------------------------
@@ -345,16 +387,40 @@ def finding(name: str, output: str, mine: list[Copy]) -> list[str]:
     report = output[found.start():].partition("SUMMARY")[0]
     if found[3]:    # the place stands before it
         report = output[:found.start()].rsplit("\n", 1)[-1] + report
-    places = []     # of each access the innermost line that is the reader's; of a kernel, not of what it calls
+    at: list[tuple[str, int]] = []      # of each access the innermost line that is the reader's; of a kernel, not of what it calls
     for access in [stack for stack in report.split("\n\n") if re.search("(?:read|write) of size", stack, re.I)] or [report]:
-        seen = [("_kernel" not in m[1], m.start(), c.text, int(m[2])) for c in mine
+        seen = [("_kernel" not in m[1], m.start(), c.name, int(m[2])) for c in mine
                 for m in re.finditer(rf"^(.*){re.escape(c.text.label)}:(\d+)", access, re.M)]
-        for *_, text, line in sorted(seen, key=lambda place: place[:2])[:1]:
-            places.append(f"  {text.label}:{line}: {text.lines[line - 1].strip() if line <= len(text.lines) else ''}")
+        at += [place[2:] for place in sorted(seen, key=lambda place: place[:2])[:1]]
+    by_name, places = {c.name: c for c in mine}, []
+    at = list(dict.fromkeys(at))[:2]
+    for file, line in at:
+        text = by_name[file].text
+        places.append(f"  {text.label}:{line}: {text.lines[line - 1].strip() if line <= len(text.lines) else ''}")
+    if found[1] and len({file for file, _ in at}) == 1:
+        places += near(by_name[at[0][0]], [line for _, line in at])
     trials = re.findall(r"^begins\t(.+)$", output[:found.start()], re.M)
     return [f"{name}: {found[1] or found[2] or found[3]}",
-            *(list(dict.fromkeys(places))[:2] or ["  no line of yours: the caller of your code, or the judge; -v shows the report"]),
+            *(places or ["  no line of yours: the caller of your code, or the judge; -v shows the report"]),
             f"  at the trial: {trials[-1]}" if trials else "  at the first trial"]
+
+
+def near(copy: Copy, lines: list[int]) -> list[str]:
+    """What to look at where two lines race: the holes of a barrier that has none in it, those between the lines, else those
+    next to them, since a loop leads from its last line to its first; and if there are none, the holes that they stand in."""
+    first, last = min(lines) - 1, max(lines) - 1
+
+    def barrier(text: Lesson, hole: Region) -> bool:
+        return bool(BARRIER.search(bare("\n".join(text.code(hole)))))
+    wanted = [h.name for h in copy.lesson.holes(2) if barrier(copy.lesson, h)]
+    lacking = [h for h in copy.text.regions if h.name in wanted and not barrier(copy.text, h)]
+    between = [h for h in lacking if first < h.first and h.last < last]
+    around = [h for h in lacking if h.last < first][-1:] + [h for h in lacking if last < h.first][:1]
+    if holes := between or around:
+        where = "between them" if between else "around them" if first < last else "around it"
+        return [f"  {where} no barrier: {'; '.join(f'{h.name}, {h.text}' for h in holes)}"]
+    inside = [h.name for h in copy.text.regions if h.kind != "blank" and any(h.first < n - 1 < h.last for n in lines)]
+    return [f"  in {' and '.join(inside)}"] if inside else []
 
 
 # ---- watching ----------------------------------------------------------------------------------

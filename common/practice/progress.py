@@ -82,7 +82,8 @@ class Stage:
     def __init__(self, folder: Path, notes: list[Note]) -> None:
         self.folder, self.id = folder, folder.name[:2]
         self.notes = [n for n in notes if n.stage == self.id]
-        self.steps = {level: set(names) for level, names in zip(LEVELS, names_of_steps(folder))}
+        self.lessons = marked_lessons(folder)
+        self.steps = {level: {hole.name for lesson in self.lessons for hole in lesson.holes(level)} for level in LEVELS}
         self.done = {level: {n.details["step"] for n in self.of("practice") if n.details.get("level", "1") == str(level)
                              and "step" in n.details} for level in LEVELS}
         named = {result: {n.details.get("name", "?") for n in self.of("hunt") if n.details.get("result") == result}
@@ -110,36 +111,51 @@ class Stage:
         return self.of("bench", "charts")[-1].day if self.of("bench", "charts") else ""
 
     def undone(self) -> Iterator[str]:
-        """What is still to be done, in the order in which to do it, each with the command that does it."""
-        if self.tested != "passed":
-            yield f"its tests: ./learn test {self.id}"
+        """What is still to be done, in the order in which to do it, each with the command that does it. Who has practised has
+        seen the tests run: then they come last, unless they failed."""
+        tests = f"its tests: ./learn test {self.id}"
+        if self.tested == "failed" or not self.tested and not self.of("practice"):
+            yield tests
         if left := sorted(self.steps[1].difference(*self.done.values()), key=natural):
-            yield f"its exercise, step {left[0]}: ./learn practice {self.id}"
+            yield f"its exercise, step {left[0]}: {self.practice_of(left[0])}"
         if not self.caught:
             yield f"a hunt: ./learn hunt {self.id}"
         if not self.measured and not re.search("CUDA|fa_add_ladder", (self.folder / "CMakeLists.txt").read_text()):
             yield f"its benchmark, after a prediction: ./learn bench {self.id}"
+        if self.tested != "passed":
+            yield tests
+
+    def practice_of(self, step: str) -> str:
+        """The command, with the file and the level that it needs where other steps were practised before."""
+        command = f"./learn practice {self.id}"
+        before = self.of("practice")
+        files = [lesson.label.partition("/")[2] for lesson in self.lessons if lesson.holes(1)]
+        if before and len(files) > 1:
+            file = next(x.label.partition("/")[2] for x in self.lessons if step in (hole.name for hole in x.holes(1)))
+            command += f" {file}"
+            level = before[-1].details.get("level", "1")
+            if level != "1" and not (self.folder / "mine" / file).is_file():
+                command += f" --level {level}"
+        return command
 
 
 def natural(name: str) -> list[tuple[int, str]]:
     return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"\W", name)]
 
 
-def names_of_steps(folder: Path) -> list[set[str]]:
-    """Of levels 1 to 3, as the marks in the lessons name them."""
-    lessons = marked_lessons(folder)
-    return [{hole.name for lesson in lessons for hole in lesson.holes(level)} for level in LEVELS]
+def stages_of(root: Path, notes: list[Note]) -> list[Stage]:
+    return [Stage(folder, notes) for folder in sorted(root.glob("[0-9][0-9]_*")) if (folder / "CMakeLists.txt").is_file()]
 
 
 def next_of(stages: list[Stage], notes: list[Note]) -> str:
-    """What the reader was at goes on; then the stages after it, then those before."""
+    """What the reader was at goes on; then the stages after it, then those before. `practice` says the same when all is right."""
     at = [n.stage for n in notes if n.what in ("practice", "hunt", "bench")] or [stages[0].id]
     here = next((i for i, s in enumerate(stages) if s.id == at[-1]), 0)
     for stage in stages[here:] + stages[:here]:
         if what := next(stage.undone(), ""):
-            return f"next: {stage.folder.name}/README.md, and {what}"
+            return f"{stage.folder.name}/README.md, and {what}"
     again = next((s for s in stages if any(not s.steps[level] <= s.done[level] for level in LEVELS)), None)
-    return f"all of it is done; once more, with less help: ./learn practice {again.id} --level 2" if again else "all of it is done"
+    return "nothing, all of it is done" + (f"; once more, with less help: ./learn practice {again.id} --level 2" if again else "")
 
 
 def show(root: Path) -> list[str]:
@@ -150,12 +166,12 @@ def show(root: Path) -> list[str]:
                  "cannot be read, skipped and kept"]
     if not notes:
         return [*lines, "nothing is noted yet. To begin: ./learn see, then 00_naive/README.md with ./learn practice 00 beside it"]
-    stages = [Stage(folder, notes) for folder in sorted(root.glob("[0-9][0-9]_*")) if (folder / "CMakeLists.txt").is_file()]
+    stages = stages_of(root, notes)
     rows = [("stage", "tested", "practised (steps)", "hunted", "measured")]
     rows += [(s.folder.name, s.tested or "-", s.practised or "-", s.hunted or "-", s.measured or "-") for s in stages]
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     lines += ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows]
-    return [*lines, next_of(stages, notes)]
+    return [*lines, f"next: {next_of(stages, notes)}"]
 
 
 def note_tests(root: Path, files: list[Path]) -> None:

@@ -293,7 +293,10 @@ def numbers(tests: list[Test]) -> str:
     found = wrongs(tests)
     if not found:       # the first failure in the test's own words
         words = re.search(r"^case  .*\n(.+)$", output, re.M) or re.search(r": Failure\n((?:(?!.*: Failure$).+\n){1,4})", output, re.M)
-        return textwrap.shorten("wrong: " + re.sub(r"(?:/[^/\s]+)+/", "", words[1]), 120, placeholder=" ...") if words else ""
+        if not words:
+            return ""
+        most = 240 if words[1].startswith("threw: ") else 120     # what a program throws says at its end what to do
+        return textwrap.shorten("wrong: " + re.sub(r"(?:/[^/\s]+)+/", "", words[1]), most, placeholder=" ...")
     names = {w.what for w in found}
     right = {name for m in re.findall(r"^right: (.+)$", output, re.M) for name in re.split(", | and ", m)} - names
     place = max(found, key=lambda w: w.telling).place

@@ -14,9 +14,10 @@ from pathlib import Path
 from unittest import mock
 
 import practice
-from marks import Lesson, load_copy, marked_lessons  # puts common/judge on the path
-from practice import Wish, begin, copies, finding, first_errors, fitted, following, settled, state, strangers
-from verdict import Copy
+from marks import Lesson, Region, load_copy, marked_lessons  # puts common/judge on the path
+from practice import Wish, advise, begin, copies, finding, first_errors, fitted, following, keep, settled, state, strangers
+from progress import read, show
+from verdict import Copy, Verdict
 
 LESSON = """\
 int {name}() {{
@@ -120,9 +121,20 @@ class Begin(Files):
             for name in names:
                 self.put(name, f"// Practice 02, level 2, of {name}. Keep the marks\n// [step 02.1: one (1 line)]\nx;\n// [end]\n")
             return copies(self.stage)
-        self.assertEqual(following(self.wish, mine("a.cpp")), "./learn practice 02 fast/b.cpp --level 2")
-        self.assertEqual(following(self.wish, mine("fast/b.cpp")),
-                         "./learn hunt 02, or again with less help: ./learn practice 02 --level 3 --reset")
+        def said(*names: str) -> str:
+            keep(self.wish, copies := mine(*names), None)
+            told, shown = following(self.wish, copies), show(practice.ROOT)[-1]
+            self.assertEqual(told.partition("; or ")[0], shown.removeprefix("next: "))
+            return told
+        self.assertEqual(said("a.cpp"), "02_toy/README.md, and its exercise, step 02.2: ./learn practice 02 fast/b.cpp --level 2")
+        self.assertEqual(said("fast/b.cpp"),
+                         "02_toy/README.md, and a hunt: ./learn hunt 02; or again with less help: ./learn practice 02 --level 3 --reset")
+
+    def test_all_that_passes_is_noted_once_marks_or_not(self) -> None:
+        self.put("a.cpp", "int a() { return 1; }")
+        for right in ([], None, None):
+            keep(self.wish, copies(self.stage), right)
+        self.assertEqual([(n.stage, n.details) for n in read(practice.ROOT)[0]], [("02", {"step": "02.1", "level": "1"})])
 
 
 class Watching(Files):
@@ -225,6 +237,23 @@ SUMMARY: ThreadSanitizer: data race 04_toy/mine/a.cu:55 in kernel
                          ["ThreadSanitizer: data race", "  04_toy/mine/a.cu:55: line 55;", "  04_toy/mine/a.cu:48: line 48;",
                           "  at the trial: a few keys"])
 
+    def test_the_hole_of_the_barrier_that_is_missing(self) -> None:
+        """Between the lines; else next to them, as where a loop leads from its end to its beginning; else where they stand."""
+        holes = [Region("more", "04.a", 0, 2, "before the load", 1), Region("step", "04.1", 3, 5, "load", 1),
+                 Region("more", "04.b", 6, 8, "before the use", 1), Region("step", "04.2", 9, 11, "use", 1),
+                 Region("more", "04.c", 12, 14, "at the end", 1)]
+        lines = [line for code in ("__syncthreads();", "x", "__syncthreads();", "x", "// no __syncthreads()") for line in ("// [", code, "// [end]")]
+        lesson = Lesson("04_toy/a.cu", lines, holes)
+
+        def said(*lacking: int) -> str:
+            mine = Lesson("04_toy/mine/a.cu", ["" if i in lacking else line for i, line in enumerate(lines)], holes, 2)
+            report = ("WARNING: ThreadSanitizer: data race (pid=7)\n  Read of size 4\n    #0 k 04_toy/mine/a.cu:11\n\n"
+                      "  Previous write of size 4\n    #0 k 04_toy/mine/a.cu:5\n")
+            return finding("T", report, [Copy(lesson, mine, [])])[3]
+        self.assertEqual(said(1, 7), "  between them no barrier: 04.b, before the use")
+        self.assertEqual(said(1), "  around them no barrier: 04.a, before the load")
+        self.assertEqual(said(), "  in 04.1 and 04.2")
+
     def test_a_race_in_what_a_kernel_calls_is_the_kernels(self) -> None:
         report = ("WARNING: ThreadSanitizer: data race (pid=7)\n  Write of size 4 at 0x1 by thread T3:\n"
                   "    #0 load<32> 04_toy/mine/a.cu:5 (x+0x1)\n    #1 my_kernel<32> 04_toy/mine/a.cu:55 (x+0x1)\n"
@@ -245,6 +274,56 @@ SUMMARY: ThreadSanitizer: data race 04_toy/mine/a.cu:55 in kernel
 
     def test_no_line_of_the_readers(self) -> None:
         self.assertIn("no line of yours", finding("T", "WARNING: ThreadSanitizer: data race (pid=7)\n  Read\n", self.mine())[1])
+
+
+class Advice(unittest.TestCase):
+    def test_asan_is_promised_for_a_crash_and_asked_for_NaN(self) -> None:
+        wish = Wish(practice.ROOT / "02_online_softmax", False, "")
+        for line, words in (("  crashes at the trial: a few keys", "./learn practice 02 --asan names the line"),
+                            ("  wrong: O, every element (NaN among them)", "is memory read that is not yours? ./learn practice 02 --asan"),
+                            ("  wrong: O, every element", "")):
+            out, found = io.StringIO(), mock.Mock(spec=Verdict, lines=[line], written=[], suite=None)
+            with contextlib.redirect_stdout(out):
+                advise(wish, [], found)
+            self.assertEqual("; ".join(part for part in out.getvalue().split("; ") if "asan" in part), words)
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+class Building(unittest.TestCase):
+    PROGRAM = "import sys; print('[0/2] a\\n[1/2] b\\na.cpp:1: error: x\\n[12/20] c'); sys.exit(1)"
+
+    def said(self, out: io.StringIO, loud: bool = False) -> str:
+        wish = Wish(practice.ROOT / "02_online_softmax", loud, "")
+        with contextlib.redirect_stdout(out):
+            self.assertEqual(practice.call(wish, "building", sys.executable, "-c", self.PROGRAM),
+                             (False, "[0/2] a\n[1/2] b\na.cpp:1: error: x\n[12/20] c\n"))
+        return out.getvalue()
+
+    def test_on_a_terminal_one_line_that_leaves_nothing(self) -> None:
+        said = self.said(Terminal())
+        self.assertTrue(said.startswith("\rbuilding ...\rbuilding: [0/2]\rbuilding: [1/2]\rbuilding: [12/20]\r"), repr(said))
+        self.assertEqual(said.split("\r")[-2:], [" " * len("building: [12/20]"), ""])
+        self.assertNotIn("\n", said)
+
+    def test_elsewhere_a_few_lines_if_it_lasts(self) -> None:
+        self.assertEqual(self.said(io.StringIO()), "")
+        with mock.patch.object(practice, "PATIENCE", 0.0):
+            self.assertEqual(self.said(io.StringIO()), "building: [0/2]\nbuilding: [1/2]\nbuilding: [12/20]\n")
+        times = iter([0.0, 9, 10, 19, 20, 39, 40])
+        out = io.StringIO()
+        with mock.patch.object(practice.time, "monotonic", lambda: next(times)), contextlib.redirect_stdout(out):
+            progress = practice.Progress("building")
+            for n in range(1, 7):
+                progress.step(f"[{n}/9] x")
+            progress.over()
+        self.assertEqual(out.getvalue(), "building: [2/9]\nbuilding: [4/9]\nbuilding: [6/9]\n")
+
+    def test_loud(self) -> None:
+        self.assertIn("[1/2] b\na.cpp:1: error: x\n", self.said(Terminal(), loud=True))
 
 
 class Compilers(unittest.TestCase):

@@ -77,6 +77,28 @@ class Progress(unittest.TestCase):
         self.all_of("01")
         self.assertIn("once more, with less help: ./learn practice 00 --level 2", progress.show(self.root)[-1])
 
+    def test_the_tests_come_first_until_something_is_practised(self) -> None:
+        progress.note(self.root, "00", "bench")
+        self.assertIn("00_naive/README.md, and its tests", progress.show(self.root)[-1])
+        progress.note(self.root, "00", "practice", step="00.1", level=1)
+        self.assertIn("its exercise, step 00.2", progress.show(self.root)[-1])
+        progress.note(self.root, "00", "test", result="failed")
+        self.assertIn("its tests", progress.show(self.root)[-1])
+
+    def test_of_several_files_the_one_that_holds_the_step(self) -> None:
+        (self.root / "00_naive/b.cpp").write_text("// [blank]\n// [step 00.11: x (1 line)]\n;\n// [end]\n// [end blank]\n")
+        progress.note(self.root, "00", "test", result="passed")
+        for level, command in ((None, ""), (1, " a.cpp"), (2, " a.cpp --level 2")):
+            if level:
+                progress.note(self.root, "00", "practice", step="00.1", level=level)
+            self.assertTrue(progress.show(self.root)[-1].endswith(f": ./learn practice 00{command}"), progress.show(self.root)[-1])
+        (self.root / "00_naive/mine").mkdir()
+        (self.root / "00_naive/mine/a.cpp").touch()     # which is at another level, perhaps
+        self.assertTrue(progress.show(self.root)[-1].endswith(": ./learn practice 00 a.cpp"))
+        for k in (2, 10):
+            progress.note(self.root, "00", "practice", step=f"00.{k}", level=2)
+        self.assertTrue(progress.show(self.root)[-1].endswith("step 00.11: ./learn practice 00 b.cpp --level 2"))
+
     def test_a_reader_who_begins_in_the_middle_goes_on_there(self) -> None:
         progress.note(self.root, "01", "practice", step="01.1", level=2)
         self.assertIn("01_safe", progress.show(self.root)[-1])

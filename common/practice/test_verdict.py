@@ -27,6 +27,8 @@ PROGRAM = f'''\
     elif name == "Practice.Trace":
         outside = "FA_OUTSIDE" in os.environ
         print("stage\\trows")
+        if MODE != "dead" or steps == 0:
+            print("launched\\tkernel " + ("other " if MODE != "idle" or steps == 0 else ""))
         for x in (1, 2, 3, 4, 5):
             print(f"see\\tP\\t{{{{x}}}}")
         for x in (1, 2, 3, 4, 5):
@@ -133,6 +135,11 @@ class OfAProgram(unittest.TestCase):
         self.assertIn("what stands outside of them has changed", "\n".join(found.lines))
         self.assertIn("  wrong: O, all of row 4; LSE right", found.lines)
 
+    def test_a_kernel_that_is_never_launched(self) -> None:
+        self.assertEqual(self.judged("idle").lines[0], "never launched: other (its FA_LAUNCH is missing, or is not reached)")
+        for mode in ("right", "dead"):  # of a program that ends before it tells, nothing is known
+            self.assertNotIn("never launched", "\n".join(self.judged(mode).lines))
+
     def test_not_written(self) -> None:
         found = self.judged("wrong", False, True)
         self.assertIn("steps   02.1 not written · 02.2 right   (as far as the trials tell)", found.lines)
@@ -201,9 +208,15 @@ class Saying(unittest.TestCase):
 
     def test_many_trials(self) -> None:
         wrong = {f"t{i}": "threw: an index" for i in range(6)}
-        self.assertEqual(of_trials(Trials(["a"], wrong))[-1], "wrong with t0, t1, t2, t3 and 2 more; right with a")
+        self.assertEqual(of_trials(Trials(["a"], wrong))[-1], "wrong with t0, t1, t2 and 3 more; right with a")
         self.assertEqual(of_trials(Trials([], wrong))[-1], "wrong with every trial")
         self.assertEqual(of_trials(Trials(["a"])), [])
+
+    def test_the_first_size_says_what_sizes_are(self) -> None:
+        wrong = {"one key (3 x 1 x 4)": "O is bad", "several tiles (33 x 150 x 16)": "O is worse"}
+        self.assertEqual(of_trials(Trials(["no keys (5 x 0 x 8)"], wrong)),
+                         ["wrong: O is worse", "wrong with one key (Nq x Nk x d = 3 x 1 x 4), several tiles (33 x 150 x 16); "
+                                               "right with no keys (5 x 0 x 8)"])
 
     def test_many_steps_in_a_line(self) -> None:
         some = [("02.1", "right"), ("02.2", "not yet"), ("02.3", "not written")]

@@ -7,6 +7,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <functional>
+#include <sstream>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -99,6 +100,45 @@ Spec tiny_spec() {
   return spec;
 }
 
+// ---- problems on which all is right but for one thing, each with what its Q, K and V have instead
+
+Spec causal(const Problem& p, const Data& data = {}) {
+  Spec spec{p, data};
+  spec.p.causal = Causal::top_left;
+  return spec;
+}
+using Change = void (*)(ForwardCase<float>&);
+
+// The last key, which no query sees, would weigh all: a maximum over it leaves the others nothing.
+Spec hidden_score() { return causal(shape(9, 12, 4), {Data::Kind::spike_last, 300}); }
+
+// Keys that no query sees, also where a vector of rows is not full: 0 * NaN is NaN.
+Spec hidden_V() { return causal(shape(17, 22, 8)); }
+void nan_in_hidden_V(ForwardCase<float>& c) {
+  const Array V = to_array(c.V);
+  c.V.fill([&](auto b, auto h, auto j, auto x) {
+    return j >= c.p.Nq ? std::nan("") : V.at(b, h, j, x);
+  });
+}
+
+// Where one product with all of V is the method, a NaN in it reaches every row.
+bool spares_hidden_V(const Promises& is) {
+  const Problem p = hidden_V().p;
+  return is.causal && !shares_a_tile(is, p, p.Nq - 1, p.Nq);
+}
+
+// Every score is -infinity, so that no key weighs anything, but for one that is NaN in row 2 and one
+// in row 4: infinity - infinity. Neither comes first, where some maxima start.
+Spec no_weight() { return {shape(5, 50, 4)}; }
+void nan_among_no_weight(ForwardCase<float>& c) {
+  const double infinity = INFINITY;
+  c.Q.fill([](auto, auto, auto i, auto x) { return x == 0 || i == 2 * x ? 1.0 : -1.0; });
+  c.K.fill([&](auto, auto, auto j, auto x) {
+    const bool meets = (x == 1 && j == 20) || (x == 2 && j == 49);
+    return x == 0 ? -infinity : meets ? infinity : 1.0;
+  });
+}
+
 // A method as a black box: small problems, each of which shows one quantity whatever the method
 // calls it, in an order in which the first that differs tells most. Where V is one for one key and
 // zero for the others, O is what that key weighs.
@@ -144,8 +184,10 @@ struct Forwards {
     for (double x : lses) record(lse, x);
   }
 
-  void random(const Spec& spec, const char* output, const char* lse) const {
+  void random(const Spec& spec, const char* output, const char* lse,
+              Change change = nullptr) const {
     ForwardCase<float> c(spec, stage.promises.lse);
+    if (change) change(c);
     call(c);
     show(output, c.O);
     if (stage.promises.lse) show(lse, c.LSE);
@@ -183,12 +225,9 @@ struct Forwards {
         spec.p.causal = causal;
         mask(spec, "sum, causal", "keys, causal");
       }
-      if (stage.promises.large_scores) {  // what is hidden would weigh all
-        Spec far{shape(8, 12, 8)};
-        far.p.causal = Causal::top_left;
-        far.data = {Data::Kind::rising, 200};
-        random(far, "O, hidden far", "L, hidden far");
-      }
+      if (stage.promises.large_scores) random(hidden_score(), "O, hidden far", "L, hidden far");
+      if (spares_hidden_V(stage.promises))
+        random(hidden_V(), "O, hidden NaN", "L, hidden NaN", nan_in_hidden_V);
     }
     if (stage.promises.key_lengths) {
       Spec spec{shape(2, 40, 2, 2)};
@@ -202,6 +241,7 @@ struct Forwards {
       Spec spec{shape(5, 7, 4)};
       spec.data = {Data::Kind::alternating, 60};
       random(spec, "O, +60 and -60", "L, +60 and -60");
+      random(no_weight(), "O, -inf and NaN", "L, -inf and NaN", nan_among_no_weight);
     }
     if (stage.promises.lse) {
       ForwardCase<float> c({shape(3, 4, 2)}, false);
@@ -317,12 +357,13 @@ struct Backwards {
 };
 
 // The chapter's problem: what the steps note on the way, or with FA_OUTSIDE what can be seen
-// without them; then the results.
+// without them; then the results, and which kernels were launched.
 TEST(Practice, Trace) {
   const TinyProblem tiny;
   const bool outside = std::getenv("FA_OUTSIDE");
   for (const StageUnderTest& stage : stages()) {
     std::printf("stage\t%s\n", stage.name.c_str());
+    if (stage.take_kernels) stage.take_kernels();
     const std::string wrong = tried([&] {
       if (has_forward(stage)) {
         const ForwardFunction forward = stage.by_hand ? stage.by_hand : stage.f32.forward;
@@ -352,6 +393,11 @@ TEST(Practice, Trace) {
       return std::string();
     });
     recording = false;
+    if (stage.take_kernels) {
+      std::printf("launched\t");
+      for (const std::string& kernel : stage.take_kernels()) std::printf("%s ", kernel.c_str());
+      std::printf("\n");
+    }
     if (!wrong.empty()) std::printf("stopped\t%s\n", wrong.c_str());
   }
 }
@@ -360,6 +406,16 @@ struct Trial {
   const char* about;
   Spec spec;
   bool wanted;
+  Change change = nullptr;  // of a forward's inputs
+  bool lse = true;          // is it wanted?
+
+  bool of_the_forward() const { return change || !lse; }
+  // "several tiles (33 x 150 x 16)": Nq, Nk and d.
+  std::string name() const {
+    std::ostringstream s;
+    s << about << " (" << spec.p.Nq << " x " << spec.p.Nk << " x " << spec.p.d << ")";
+    return s.str();
+  }
 };
 
 // Few cases, each with a trait of its own: what tells one mistake from another.
@@ -401,8 +457,12 @@ std::vector<Trial> trials(const StageUnderTest& stage) {
               s.lengths = {0, 1, 35, 70};
             }),
        is.key_lengths},
+      {"a hidden score of 300", hidden_score(), is.causal && is.large_scores},
+      {"NaN in hidden V", hidden_V(), spares_hidden_V(is) && forward, nan_in_hidden_V},
+      {"NaN beside -infinity", no_weight(), is.large_scores && forward, nan_among_no_weight},
       {"a wide head", {shape(18, 20, 100)}, true},
-      {"no keys", {shape(5, 0, 8)}, true}};
+      {"no keys", {shape(5, 0, 8)}, true},
+      {"no LSE wanted", plain, is.lse && forward, nullptr, false}};
   std::erase_if(all, [](const Trial& t) { return !t.wanted; });
   return all;
 }
@@ -410,35 +470,28 @@ std::vector<Trial> trials(const StageUnderTest& stage) {
 TEST(Practice, Trials) {
   for (const StageUnderTest& stage : stages()) {
     std::printf("stage\t%s\n", stage.name.c_str());
-    const auto say = [](const char* about, const std::string& wrong) {
-      std::printf("trial\t%s\t%s\n", about, wrong.c_str());
-      std::fflush(stdout);  // what comes before a crash is not lost
-    };
     for (const Trial& t : trials(stage)) {
       if (stage.promises.takes && !stage.promises.takes(t.spec.p)) continue;
-      std::printf("begins\t%s\n", t.about);
+      const std::string name = t.name();
+      const auto say = [&](const std::string& wrong) {
+        std::printf("trial\t%s\t%s\n", name.c_str(), wrong.c_str());
+        std::fflush(stdout);  // what comes before a crash is not lost
+      };
+      std::printf("begins\t%s\n", name.c_str());
       std::fflush(stdout);
       if (has_forward(stage))
-        say(t.about, tried([&] {
-              ForwardCase<float> c(t.spec, stage.promises.lse);
-              stage.f32.forward(c.call());
-              return c.verdict();
-            }));
-      if (stage.f32.backward)
-        say(t.about, tried([&] {
-              BackwardCase<float> c(t.spec);
-              stage.f32.backward(c.call());
-              return c.verdict();
-            }));
-    }
-    if (stage.promises.lse && has_forward(stage)) {
-      std::printf("begins\tno LSE wanted\n");
-      std::fflush(stdout);
-      say("no LSE wanted", tried([&] {
-            ForwardCase<float> c({shape(5, 7, 3)}, false);
-            stage.f32.forward(c.call());
-            return c.verdict();
-          }));
+        say(tried([&] {
+          ForwardCase<float> c(t.spec, stage.promises.lse && t.lse);
+          if (t.change) t.change(c);
+          stage.f32.forward(c.call());
+          return c.verdict();
+        }));
+      if (stage.f32.backward && !t.of_the_forward())
+        say(tried([&] {
+          BackwardCase<float> c(t.spec);
+          stage.f32.backward(c.call());
+          return c.verdict();
+        }));
     }
   }
 }

@@ -56,7 +56,14 @@ class Trials:
         return bool(self.right) and not self.wrong and not self.ended and not self.cost
 
 
-Trace = dict[str, dict[str, list[float]]]      # by stage and name, in their order
+Seen = dict[str, dict[str, list[float]]]       # by stage and name, in their order
+
+
+@dataclass
+class Trace:
+    """What the program notes on the chapter's problem."""
+    seen: Seen = field(default_factory=dict)
+    launched: dict[str, list[str]] = field(default_factory=dict)     # by stage, the names of its kernels; where that is known
 
 
 @dataclass(frozen=True)
@@ -110,13 +117,16 @@ class Program:
         return Trials(cost=f"fails {some(failed)}{at}") if code == 1 and failed else Trials(ended=f"crashes in {test}")
 
     def trace(self, steps: int | None, outside: bool) -> Trace:
-        found: Trace = {}
+        found, stage = Trace(), ""
         for line in self.run("Practice.Trace", steps, **({"FA_OUTSIDE": "1"} if outside else {}))[1].split("\n"):
             kind, *fields = line.split("\t")
             if kind == "stage":
-                found[fields[0]] = {}
-            elif kind == "see" and found and len(fields) == 2:
-                found[list(found)[-1]].setdefault(fields[0], []).append(float(fields[1]))
+                stage = fields[0]
+                found.seen[stage] = {}
+            elif kind == "see" and stage and len(fields) == 2:
+                found.seen[stage].setdefault(fields[0], []).append(float(fields[1]))
+            elif kind == "launched" and stage and fields:
+                found.launched[stage] = fields[0].split()
         return found
 
     def suite(self) -> Suite:
@@ -186,6 +196,14 @@ def table(yours: dict[str, list[float]], theirs: dict[str, list[float]], origin:
     return []
 
 
+def never_launched(yours: Trace, theirs: Trace) -> list[str]:
+    """Then every number is wrong, and no number says why."""
+    idle = [kernel for stage, kernels in theirs.launched.items() for kernel in kernels
+            if stage in yours.launched and kernel not in yours.launched[stage]]
+    names = ", ".join(dict.fromkeys(idle))
+    return [f"never launched: {names} (its FA_LAUNCH is missing, or is not reached)"] if names else []
+
+
 def some(names: list[str], most: int = 4) -> str:
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
@@ -195,13 +213,14 @@ def of_trials(t: Trials) -> list[str]:
     lines = [said for said in (t.ended, t.cost) if said]
     if not t.wrong:
         return lines
-    first = next((name for name in TELLING if name in t.wrong), next(iter(t.wrong)))
+    first = next((name for trait in TELLING for name in t.wrong if name.startswith(trait)), next(iter(t.wrong)))
     said = numbers([Test(first, "failed", f"case  {first}\n{t.wrong[first]}")])
     if said and "NaN" in t.wrong[first] and "NaN" not in said:
         said += " (NaN among them)"
     lines += [said[:260]] * bool(said)
     every = not t.right
-    return [*lines, f"wrong with {'every trial' if every else some(list(t.wrong))}" + ("" if every else f"; right with {some(t.right)}")]
+    which = "every trial" if every else f"{some(list(t.wrong), 3)}; right with {some(t.right, 3)}"
+    return [*lines, "wrong with " + re.sub(r"\((?=\d+ x )", "(Nq x Nk x d = ", which, count=1)]
 
 
 class Verdict:
@@ -238,7 +257,8 @@ class Verdict:
             found = {}
         self.wrong = {name: of_trials(t) for name, t in found.items() if not t.ok}
         if self.woven:
-            self.lines += self.chapter(yours.result(), theirs.result(), outside)
+            self.lines += never_launched(yours.result(), theirs.result())
+            self.lines += self.chapter(yours.result().seen, theirs.result().seen, outside)
         if together.result().ok:
             self.suite = self.program.suite()
             if self.suite.ok:
@@ -258,7 +278,7 @@ class Verdict:
         if not test.startswith("seen "):
             return self.program.judged_by(test, steps)
         name = test.removeprefix("seen ")
-        yours, theirs = (next(iter(self.program.trace(s, False).values()), {}).get(name, []) for s in (steps, 0))
+        yours, theirs = (next(iter(self.program.trace(s, False).seen.values()), {}).get(name, []) for s in (steps, 0))
         if differs(yours, theirs) is None:
             return found
         return Trials(cost=f"{name}: {some([number(x) for x in yours])}; the chapter's: {some([number(x) for x in theirs])}")
@@ -278,7 +298,7 @@ class Verdict:
             tried = pool.map(lambda h: self.program.trials(every - (1 << bit(h.name))), self.written)
             return [h.name for h, trials in zip(self.written, tried) if trials.ok]
 
-    def chapter(self, yours: Trace, theirs: Trace, outside: bool) -> list[str]:
+    def chapter(self, yours: Seen, theirs: Seen, outside: bool) -> list[str]:
         origin = dict(self.notes.means)
         for hole in self.holes:
             for name in re.findall(r'see\("([^"]+)"', self.notes.after.get(hole.name, "")):

@@ -1,8 +1,11 @@
 // Rows of a method that is right until it is timed: the benchmark program must find it out. With
-// one key O is V, whatever the scores are.
+// one key O is V, whatever the scores are. And a row of a part, which claims nothing;
+// and a method of two lines that sleep.
 #include <algorithm>
+#include <chrono>
 #include <map>
 #include <memory>
+#include <thread>
 
 #include "common/measure/bench.hpp"
 #ifdef FA_ON_GPU
@@ -41,6 +44,16 @@ void register_benchmarks(Size) {
                        std::copy_n(t.V.at(0, 0, 0), p.d, t.O.at(0, 0, i));
                    });
   }
+  part("stage99/ablation/part", shape, [](const Problem&, const Forward<float>&) {});
+  lines("stage99", shape, {{"short", 1}, {"long", 1}},
+        [](const Problem& p, const Forward<float>& t, const Lap& lap) {
+          for (std::int64_t i = 0; i < p.Nq; ++i)
+            std::copy_n(t.V.at(0, 0, 0), p.d, t.O.at(0, 0, i));
+          std::this_thread::sleep_for(std::chrono::milliseconds(5));
+          lap(0);
+          std::this_thread::sleep_for(std::chrono::milliseconds(50));
+          lap(1);
+        });
 #endif
 }
 

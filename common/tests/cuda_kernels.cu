@@ -31,8 +31,8 @@ __global__ void count_kernel(float* out) {
   __syncthreads();
   atomicAdd(out, 1.0f);
 }
-__global__ void diverge_kernel() {
-  if (threadIdx.x < 16)
+__global__ void diverge_kernel(bool odd) {
+  if (odd ? threadIdx.x % 2 : threadIdx.x < 16)
     __shfl_sync(0xffffffff, 0, 0);
   else
     __syncthreads();
@@ -77,7 +77,7 @@ void write_shared(unsigned threads, std::size_t shared_bytes) {
 }
 void shuffles(int* out) { FA_LAUNCH(shuffles_kernel, dim3(1), dim3(64), 0, nullptr, out); }
 void count(float* out) { FA_LAUNCH(count_kernel, dim3(4), dim3(64), 0, nullptr, out); }
-void diverge() { FA_LAUNCH(diverge_kernel, dim3(1), dim3(32), 0, nullptr); }
+void diverge(bool odd) { FA_LAUNCH(diverge_kernel, dim3(1), dim3(32), 0, nullptr, odd); }
 void read(const float* address, float* out) {
   FA_LAUNCH(read_kernel, dim3(1), dim3(1), 0, nullptr, address, out);
 }

@@ -23,7 +23,7 @@ void shuffles(int* out);
 // out[0] += 1 from 4 blocks of 64 threads; threads past the 40th return before a barrier.
 void count(float* out);
 // Half of a warp waits in a shuffle, the other half at __syncthreads. Hangs on a GPU.
-void diverge();
+void diverge(bool odd);
 // The forward of one head with a single key, where O is V.
 void one_key(const Problem& p, const Forward<float>& t, cudaStream_t stream);
 // Reads *address.

@@ -1,12 +1,15 @@
-"""Links lead somewhere; marks, skeletons, quotations and mutants are in step; no line is too long."""
+"""Links and their anchors lead somewhere; pictures, marks, skeletons, quotations and mutants are in step; no line is
+too long."""
 
+import importlib.util
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-LINK = re.compile(r"\]\(([^)#\s]+)(#[^)\s]*)?\)")
+LINK = re.compile(r"\]\(([^)#\s]*)(#[^)\s]*)?\)")
 
 
 def pages() -> list[Path]:
@@ -14,11 +17,26 @@ def pages() -> list[Path]:
     return [page for page in found if not {"mine", "hunt"} & set(page.relative_to(ROOT).parts)]
 
 
-def broken_links(page: Path) -> list[str]:
-    text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
-    targets = [link.group(1) for link in LINK.finditer(text)]
-    return [f"{page.relative_to(ROOT)}: link to {target}, which does not exist"
-            for target in targets if "://" not in target and not (page.parent / target).exists()]
+def without_code(page: Path) -> str:
+    return re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+
+
+def anchors(page: Path) -> set[str]:
+    """What a link may name after '#': the headings, as GitHub spells them."""
+    text = re.sub(r"<!--.*?-->|\[([^]]*)\]\([^)]*\)", r"\1", without_code(page), flags=re.DOTALL)
+    headings = re.findall(r"^#+ +(.*?) *$", text, flags=re.M)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def broken_links(page: Path) -> Iterator[str]:
+    for link in LINK.finditer(re.sub(r"`[^`\n]*`", "", without_code(page))):
+        target, anchor = page.parent / link[1] if link[1] else page, link[2]
+        if "://" in link[1]:
+            continue
+        if not target.exists():
+            yield f"{page.relative_to(ROOT)}: link to {link[1]}, which does not exist"
+        elif anchor and target.suffix == ".md" and anchor[1:] not in anchors(target):
+            yield f"{page.relative_to(ROOT)}: link to {link[1]}{anchor}, and no heading there is called so"
 
 
 def long_lines() -> list[str]:
@@ -27,6 +45,19 @@ def long_lines() -> list[str]:
     return [f"{path.relative_to(ROOT)}:{number}: more than 100 columns"
             for path in sources if not {"mine", "hunt"} & set(path.relative_to(ROOT).parts)
             for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1) if len(line) > 100]
+
+
+def stale_pictures() -> list[str]:
+    """A picture of docs/ that is not what the program beside it draws."""
+    stale = []
+    for program in sorted(ROOT.glob("docs/pictures/*.py")):
+        spec = importlib.util.spec_from_file_location(program.stem, program)
+        assert spec and spec.loader
+        spec.loader.exec_module(module := importlib.util.module_from_spec(spec))
+        picture = program.with_suffix(".svg")
+        if not picture.exists() or picture.read_text(encoding="utf-8") != module.drawn():
+            stale.append(f"{picture.relative_to(ROOT)}: not what {program.relative_to(ROOT)} draws; run it")
+    return stale
 
 
 def words(chapter: str) -> int:
@@ -39,7 +70,7 @@ def words(chapter: str) -> int:
 
 
 def main() -> int:
-    problems = [problem for page in pages() for problem in broken_links(page)] + long_lines()
+    problems = [problem for page in pages() for problem in broken_links(page)] + long_lines() + stale_pictures()
     for cmake in sorted(ROOT.glob("0?_*/CMakeLists.txt")):
         stage = cmake.parent
         for tool, *args in (("practice/marks.py", stage), ("judge/mutants.py", stage / "check" / "mutants.txt", stage)):
@@ -47,7 +78,7 @@ def main() -> int:
             if check.returncode:
                 problems.append(check.stderr.strip())
         count = words((stage / "README.md").read_text(encoding="utf-8"))
-        if count > 2700:
+        if count > 3000:
             problems.append(f"{stage.name}/README.md: {count} words; a chapter is read in one sitting")
     for tool in ("timeline.py", "ab.py"):  # their rules and changes must fit the rungs
         command = [sys.executable, str(ROOT / "06_optimized" / "check" / tool), "check"]

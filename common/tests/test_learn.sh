@@ -80,6 +80,38 @@ if [ -e "$copy/build" ] || ! cmp -s 00_naive/exercise/naive.cpp "$copy/00_naive/
   echo "FAILED: practice built something, or changed a reader's files"
   failures=$((failures + 1))
 fi
+# A smoke run says that it compares nothing, whatever was predicted, and is not noted.
+mkdir -p "$copy/fake" "$copy/build/00_naive"
+cat >"$copy/fake/cmake" <<'SH'
+#!/bin/sh
+case $1 in
+  --version) echo "cmake version 3.30.0" ;;
+  --preset) echo "-- The compiler is here" && [ ! -e fake/fails ] ;;
+esac
+SH
+cat >"$copy/build/00_naive/stage00_bench" <<'SH'
+#!/bin/sh
+for file in 00_naive/results/*.json; do sed 's/"size": "[a-z]*"/"size": "smoke"/' "$file" >"$3"; done
+SH
+chmod +x "$copy/fake/cmake" "$copy/build/00_naive/stage00_bench"
+said=$(PATH="$copy/fake:$PATH" FA_NO_INSTALL=1 "$copy/learn" bench 00 --smoke 2>&1 </dev/null)
+code=$?
+if [ $code -ne 0 ] || [ -e "$copy/.progress" ] ||
+  [ "$(printf '%s\n' "$said" | tail -n 1)" != "--smoke shows that the benchmark runs; it measures nothing, and no prediction is compared" ]; then
+  printf 'FAILED: bench --smoke\n  exit %s: %s\n' "$code" "$said"
+  failures=$((failures + 1))
+fi
+# A hunt begins without CMake's words, but with -v, or where it fails.
+says() { # WHAT COMMAND...: does it print what CMake says?
+  what=$1
+  shift
+  PATH="$copy/fake:$PATH" FA_NO_INSTALL=1 "$@" 2>&1 </dev/null | grep -c "The compiler is here" | grep -qx "$what" ||
+    { echo "FAILED: CMake's words, want $what: $*" && failures=$((failures + 1)); }
+}
+says 0 "$copy/learn" hunt 00
+says 1 "$copy/learn" hunt 00 -v
+touch "$copy/fake/fails"
+says 1 "$copy/learn" hunt 00
 rm -r "$copy"
 # What is not there is said in a line, with what to do. The tools that `learn` itself needs are left.
 bare=$(mktemp -d)

@@ -262,6 +262,8 @@ def _figures_of(row: Row) -> tuple[str, ...]:
         return ("nonfinite",) if row.counters.get("nonfinite") else ("nonfinite", "max_error")
     if row.what == "bandwidth":
         return ("bytes_per_second",)
+    if row.counters.get("unverified"):
+        return ()  # a part of a method: a time, and nothing that could be credited
     return ("flops",) if row.stage == "peer" else ("flops", "roof")
 
 

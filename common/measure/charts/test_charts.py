@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import importlib.util
 import io
 import json
 import re
@@ -25,6 +26,7 @@ GOLDEN = HERE / "golden"
 sys.path.insert(0, str(HERE))
 
 import charts  # noqa: E402
+import memory  # noqa: E402
 from figure import (CARD, COLOURS, FAINT, LOG, MARGIN, NARROW, SIZE, Bar, Bars, Bound,  # noqa: E402
                     Canvas, Chart, Line, Lines, Point, Scale, Table, contrast, labelled, legible, push_apart, render,
                     significant, summary, text_width)
@@ -660,9 +662,21 @@ def written(path: Path) -> Iterator[Words]:
 class Pictures(unittest.TestCase):
     """Those that are drawn by hand or by a stage's own program, with letters as letters."""
 
+    def test_drawn_ones_are_what_their_program_draws(self) -> None:
+        folder = HERE.parents[2] / "00_naive" / "pictures"
+        spec = importlib.util.spec_from_file_location("draw_00", folder / "draw.py")
+        assert spec and spec.loader
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[spec.name] = module  # dataclasses look their module up
+        spec.loader.exec_module(module)
+        for name, drawn in module.pictures().items():
+            with self.subTest(picture=name):
+                self.assertEqual((folder / name).read_text(encoding="utf-8"), drawn)
+
     def test_texts_can_be_read(self) -> None:
         course = HERE.parents[2]
-        pictures = [*course.glob("0?_*/pictures/*.svg"), *course.glob("0?_*/results/timeline*.svg")]
+        pictures = [*course.glob("0?_*/pictures/*.svg"), *course.glob("0?_*/results/timeline*.svg"),
+                    course / "docs" / "memory.svg"]
         self.assertGreater(len(pictures), 30)
         for path in pictures:
             content = path.read_text(encoding="utf-8").lower()
@@ -672,6 +686,10 @@ class Pictures(unittest.TestCase):
                     self.assertGreaterEqual(contrast(words.colour, words.behind), 4.5, words)
                     for name in re.findall(COLOUR_NAMES, words.text.lower()):
                         self.assertIn(NAMED.get(name, "no such colour"), content, words)
+
+    def test_levels_of_memory_are_those_recorded(self) -> None:
+        picture = HERE.parents[2] / "docs" / "memory.svg"
+        self.assertEqual(picture.read_text(encoding="utf-8"), memory.drawn(), "stale; run memory.py")
 
 
 if __name__ == "__main__":

@@ -13,9 +13,10 @@ chapters; they measure nothing and run on any machine that has matplotlib.
 What stays by hand:
     figures in running text: charts/said.py write puts those with a mark right, and the sentences want reading again;
         the tables of lessons (06_optimized/*/N_*.md)
+    04_cuda_forward/results/*.bandwidth.txt, by check/bandwidth.cu there
     04's table of single changes; 06's under "What limits it", by ncu, and under "What did not pay": experiments, of
         which those that variants.txt keeps are in ab*.json (ab.py table prints them)
-    pictures/: drawn from counts, not from measurements (06_optimized/pictures/draw.py)
+    06_optimized/pictures/: drawn from counts, not from measurements (draw.py there)
     stages 00 to 03, which need no GPU: ./learn charts --full --record; beside PyTorch, 03_tiled_cpu/check/pytorch.py
 """
 
@@ -149,6 +150,7 @@ def drawing(out: Path) -> list[Step]:
     every = sorted(path.parent for path in ROOT.glob("0?_*/CMakeLists.txt"))
     steps.append(Step("charts-ladder", (python(CHARTS, "ladder", "--out", ROOT / "docs" / "ladder.svg", *every),),
                       needs=("matplotlib",)))
+    steps.append(Step("charts-memory", (python(CHARTS.with_name("memory.py")),)))
     return steps
 
 

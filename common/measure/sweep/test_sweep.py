@@ -217,7 +217,9 @@ class Recorded(InFolder):
             for name, place in made.items():
                 if (results / place).is_file():  # the big table may not be measured yet
                     shutil.move(results / place, self.results / name)
-            shutil.rmtree(results)
+            for path in results.rglob("*"):
+                if path.is_file() and path.suffix != ".txt":  # a text is measured by hand
+                    path.unlink()
         for path in self.copy.glob("docs/*.svg"):
             path.unlink()
         tool = [sys.executable, self.copy / "common" / "measure" / "sweep" / "sweep.py", "build", self.results]
