@@ -1,4 +1,4 @@
-"""The charts and the table of stage 01: what subtracting the maximum buys, and what it costs."""
+"""The charts and the tables of stage 01: what subtracting the maximum buys, and what it costs."""
 
 from figure import Bound, Chart, Lines, Table, line, ratio_line, significant
 from results import Results, group, median, ratio
@@ -30,4 +30,12 @@ def charts(r: Results) -> list[Chart | Table]:
         [f"{n:g}", significant(1e3 * median(before[n], "time")), significant(1e3 * median(after[n], "time")),
          significant(ratio(after[n], before[n], "time").mid), significant(ratio(masked[n], after[n], "time").mid)]
         for n in after])
-    return [accuracy, cost, table]
+
+    two, by_rows, three = (group(rows("line", stage, variant=name), "N") for stage, name in (
+        ("stage00", "two_passes"), ("stage00", "two_passes_by_rows"), ("stage01", "three_passes")))
+    header = ["N", "00, step by step (ms)", "00, row by row (ms)", "01 (ms)", "01 / 00", "01 / 00 row by row"]
+    softmax = Table("softmax", header, [
+        [f"{n:g}", *(significant(1e3 * median(each[n], "time")) for each in (two, by_rows, three)),
+         *(significant(ratio(three[n], each[n], "time").mid) for each in (two, by_rows))]
+        for n in three])
+    return [accuracy, cost, table, softmax]

@@ -7,7 +7,8 @@ name, and the first link of the entry leads to the page that defines it:
 
 Parentheses hold other forms of the name; commas part names of one entry that are terms each. Checked:
 
-- each bold term of a chapter or a page of docs/ has an entry, and is bold once, on the page that the entry names;
+- each bold term of a chapter or a page of docs/ has an entry, and is bold once, on the page that the entry names (on a
+  page of docs/ also if the entry links to it in second place);
 - each entry names such a page, and its name or a form of it is bold there, as a term or in a run-in heading;
 - in reading order nothing is used before that place, unless its first use is linked, as `[lane](../docs/glossary.md)`,
   or its paragraph has a link to the page that defines it. From there on it is known.
@@ -27,7 +28,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 GLOSSARY = Path("docs/glossary.md")
-ORDINARY = frozenset({"bank", "block", "diagonal", "full", "mark", "merge", "pass", "promise", "section", "skipped", "task", "view"})
+ORDINARY = frozenset({"bank", "block", "diagonal", "full", "group", "mark", "merge", "pass", "promise", "section", "skeleton", "skipped", "task", "view"})
 
 BOLD = re.compile(r"\*\*(?=\S)((?:[^*]|\*(?!\*))+?)(?<=\S)\*\*")
 ENTRY = re.compile(r"^\*\*(.+?)\.?\*\*(.*?)(?=^\*\*|\Z)", re.M | re.S)
@@ -40,7 +41,8 @@ UNREAD = (r"<[^>\n]*>", r"^\|[^\n]*$", r"^#[^\n]*$", r"!\[[^\]]*\]\([^)]*\)", r"
 class Term:
     name: str
     names: tuple[str, ...]
-    home: Path  # relative to the root
+    home: Path  # relative to the root, as all pages here
+    also: frozenset[Path]
     line: int
 
     @cached_property
@@ -101,15 +103,16 @@ def glossary(root: Path) -> tuple[list[Term], list[str]]:
     for entry in ENTRY.finditer(text):
         head, place = entry.group(1), line(text, entry.start())
         links = [target.split("#")[0] for _, target in LINK.findall(entry.group(2)) if "://" not in target]
-        home = (root / GLOSSARY.parent / links[0]).resolve() if links else None
-        if home is None or not home.is_file():
+        pages = [(root / GLOSSARY.parent / target).resolve() for target in links]
+        if not pages or not pages[0].is_file():
             problems.append(f'{GLOSSARY}:{place}: "{head}" names no page that defines it: its first link must lead there')
             continue
         forms = re.search(r"(?<=\S) \((.*)\)$", head)
         names = [head] if head.startswith("(") else re.split(r",\s*", head[:forms.start()] if forms else head)
         for name in names:
             others = re.split(r",\s*", forms.group(1)) if forms and name == names[-1] else []
-            term = Term(name, (name, *others), home.relative_to(root), place)
+            home, *more = [page.relative_to(root) for page in pages]
+            term = Term(name, (name, *others), home, frozenset(more), place)
             for other in terms:
                 for form in {form.lower() for form in other.names} & {form.lower() for form in term.names}:
                     problems.append(f'{GLOSSARY}:{place}: "{form}" belongs to "{other.name}", line {other.line}, already')
@@ -130,6 +133,8 @@ def definitions(root: Path, terms: list[Term]) -> tuple[dict[Term, int], list[st
             if term is None:
                 problems.append(f"{said} and not in {GLOSSARY}: give it an entry; if it is no term, use italics, "
                                 "or end a run-in heading with . ? ! or : inside the bold")
+            elif page in term.also and page.parts[0] == "docs":
+                continue
             elif term.home != page:
                 problems.append(f"{said}, but by {GLOSSARY}:{term.line} it is defined in {term.home}: no bold here, "
                                 "or name this page first there")

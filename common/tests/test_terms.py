@@ -71,6 +71,11 @@ class Terms(unittest.TestCase):
         self.says(self.change("01_second/README.md", "lanes", "**lanes**"),
                   '01_second/README.md:3: "lanes" is bold', "docs/glossary.md:3", "00_first/README.md")
 
+    def test_bold_in_a_page_of_docs_as_well(self) -> None:
+        self.says(self.change("docs/measuring.md", "is measured", "and each **lane**"), 'docs/measuring.md:1: "lane" is bold')
+        self.assertEqual(self.change("docs/glossary.md", "([00](../00_first/README.md))\n\n**Log",
+                                     "([00](../00_first/README.md), [m](measuring.md))\n\n**Log"), [])
+
     def test_bold_twice(self) -> None:
         self.says(self.change("01_second/README.md", "(LSE)", "(**LSE**)"), '01_second/README.md:3: "LSE"', "second time")
 
