@@ -84,7 +84,8 @@ int main() {
     FA_CUDA_CHECK(cudaFree(x));
     return rate;
   };
-  std::printf("%s, all multiprocessors reading, TB/s; medians of %d rounds\n", gpu.name, rounds);
+  std::printf("%s, %.0f MiB of L2; all multiprocessors reading, TB/s; medians of %d rounds\n",
+              gpu.name, gpu.l2CacheSize / 1048576.0, rounds);
   std::printf("shared memory   %5.1f\n",
               tera_bytes_per_second(double(blocks) * threads * shared_turns * 16,
                                     [&] { read_shared<<<blocks, threads>>>(sink); }));

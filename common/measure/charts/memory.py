@@ -54,13 +54,15 @@ def of_gpu(results: Results) -> list[Level]:
     sms, machine = int(results.context["cores"]), results.context["machine"]
     noted = (ROOT / "04_cuda_forward" / "results" / f"{machine}.bandwidth.txt").read_text(encoding="utf-8")
 
+    l2, = re.findall(r", (\d+) MiB of L2;", noted)
+
     def measured(level: str) -> str:
         found, = re.findall(rf"^{level} +(\S+)$", noted, re.M)
         return speed(1e12 * float(found))
 
     return [(f"registers: {size(sms * 65536 * 4)}", "beside the arithmetic"),
             (f"shared memory, L1: {size(sms * 256 * 1024)}", measured("shared memory")),
-            ("L2 cache: 50 MB *", measured("L2, 16 MiB")),
+            (f"L2 cache: {l2} MiB", measured("L2, 16 MiB")),
             ("device memory (HBM): 141 GB *", f"{measured('device memory')} of 4.8 *")]
 
 
