@@ -9,7 +9,10 @@ cores for both sides, one thread of a core before any second one.
 
 --scaling divides by the speed of one thread. One core alone may clock higher than all of them together, which would
 make every program look bad at scaling; so the multiply-add peak is measured for each number of threads, too, right
-beside ours. Its column says what share of linear the machine itself can give.
+beside ours. Its column says what share of linear the machine itself can give. Two more columns say where the rest
+stays. `apart`: each thread computes a head of its own with one thread, so nothing is handed out, shared or waited for.
+`near`: the same with heads of 256 queries and keys, which fit into the cache of a core. What `ours` loses to `apart` is
+the program's fault; what `apart` loses to `near`, the shared caches' and the memory's.
 A task of ours is 256 queries of a head. 16 heads of 4096 are 256 tasks, so 16 threads get 16 each: with few tasks a
 thread, some threads would have one task more than others, and all would wait for them. There are as many heads as
 cores, at least 16; PyTorch cuts each head into blocks of queries as well, and deals them out in equal parts.
@@ -102,6 +105,9 @@ class Side:
         if error:
             sys.exit(f"pytorch.py: {error.decode()}")
 
+    def apart(self, threads: int) -> float:
+        return self.library.fa_peer_apart(ctypes.byref(self.call), threads, LEAST_SECONDS)
+
     def verify(self, threads: int) -> None:
         self.o.fill_(float("nan"))
         self.ours(threads)
@@ -124,6 +130,8 @@ class Samples:
     theirs: list[float] = field(default_factory=list)  # milliseconds
     ours: list[float] = field(default_factory=list)
     peak: list[float] = field(default_factory=list)  # FLOP/s
+    apart: list[float] = field(default_factory=list)
+    near: list[float] = field(default_factory=list)
 
     def take(self, side: Side, small: Side, threads: int, chosen: list[int]) -> None:
         pin(chosen)
@@ -136,6 +144,10 @@ class Samples:
         self.ours.append(milliseconds(lambda: side.ours(threads)))
         self.peak.append((before + side.library.fa_peer_peak(threads, 0.03)) / 2)
 
+    def take_apart(self, side: Side, small: Side, threads: int) -> None:
+        self.apart.append(side.apart(threads))
+        self.near.append(small.apart(threads))
+
     def ratio(self) -> float:
         return statistics.median(t / o for t, o in zip(self.theirs, self.ours))
 
@@ -143,12 +155,13 @@ class Samples:
         return statistics.median(100 * flops / (o / 1e3) / p for o, p in zip(self.ours, self.peak))
 
 
-def of_linear(samples: dict[int, Samples], threads: int) -> tuple[float, float, float]:
-    """PyTorch's speed, ours, and the peak: in per cent of `threads` times what one thread reaches in that round."""
+def of_linear(samples: dict[int, Samples], threads: int) -> list[float]:
+    """The speed of PyTorch, ours, heads apart, small heads apart, and the peak: in per cent of `threads` times what one
+    thread reaches in that round."""
     one, many = samples[1], samples[threads]
-    return (statistics.median(100 * a / b / threads for a, b in zip(one.theirs, many.theirs)),
-            statistics.median(100 * a / b / threads for a, b in zip(one.ours, many.ours)),
-            statistics.median(100 * b / a / threads for a, b in zip(one.peak, many.peak)))
+    pairs = [(many.theirs, one.theirs), (many.ours, one.ours), (one.apart, many.apart), (one.near, many.near),
+             (one.peak, many.peak)]
+    return [statistics.median(100 * above / below / threads for below, above in zip(*pair)) for pair in pairs]
 
 
 def label(d: int, n: int, causal: bool, threads: int) -> str:
@@ -182,7 +195,7 @@ def scaling(library: ctypes.CDLL, usable: list[int]) -> None:
           f"processors on {on} cores\nof linear: speed over that of one thread, in % of the number of threads; "
           f"peak: multiply-adds in registers\n"
           f"{'':38}{'PyTorch ms':>11}{'ours ms':>9}{'ratio':>8}{'of peak':>9}{'tasks a thread':>16}"
-          f"{'of linear: PyTorch':>20}{'ours':>8}{'peak':>8}")
+          f"{'of linear: PyTorch':>20}{'ours':>8}{'apart':>8}{'near':>8}{'peak':>8}")
     for n in (4096, 8192):
         for causal in (False, True):
             side = Side(library, heads, n, d, causal)
@@ -193,13 +206,14 @@ def scaling(library: ctypes.CDLL, usable: list[int]) -> None:
             for _ in range(SCALING_ROUNDS):
                 for threads in random.sample(counts, len(counts)):
                     samples[threads].take(side, small, threads, usable[:threads])
+                    samples[threads].take_apart(side, small, threads)
             for threads in counts:
                 s = samples[threads]
-                theirs, ours, peak = of_linear(samples, threads)
+                theirs, *others = of_linear(samples, threads)
                 tasks = heads * ((n + BLOCK_ROWS - 1) // BLOCK_ROWS) / threads
                 print(f"{label(d, n, causal, threads):38}{statistics.median(s.theirs):11.2f}"
                       f"{statistics.median(s.ours):9.2f}{s.ratio():7.2f}x{s.of_peak(side.flops):7.1f} %{tasks:16.1f}"
-                      f"{theirs:18.1f} %{ours:6.1f} %{peak:6.1f} %", flush=True)
+                      f"{theirs:18.1f} %" + "".join(f"{share:6.1f} %" for share in others), flush=True)
 
 
 def main() -> int:
@@ -211,6 +225,8 @@ def main() -> int:
     library = ctypes.CDLL(str(Path(paths[0]).resolve()))
     library.fa_peer_forward.restype = ctypes.c_char_p
     library.fa_peer_forward.argtypes = [ctypes.POINTER(Call), ctypes.c_int]
+    library.fa_peer_apart.restype = ctypes.c_double
+    library.fa_peer_apart.argtypes = [ctypes.POINTER(Call), ctypes.c_int, ctypes.c_double]
     library.fa_peer_peak.restype = ctypes.c_double
     library.fa_peer_peak.argtypes = [ctypes.c_int, ctypes.c_double]
     keep_memory()
