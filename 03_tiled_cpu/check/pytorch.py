@@ -11,7 +11,7 @@ cores for both sides, one thread of a core before any second one.
 make every program look bad at scaling; so the multiply-add peak is measured for each number of threads, too, right
 beside ours. Its column says what share of linear the machine itself can give. Two more columns say where the rest
 stays. `apart`: each thread computes a head of its own with one thread, so nothing is handed out, shared or waited for.
-`near`: the same with heads of 256 queries and keys, which fit into the cache of a core. What `ours` loses to `apart` is
+`near`: the same with heads of 1024 queries and keys, half a MiB that stays near the core. What `ours` loses to `apart` is
 the program's fault; what `apart` loses to `near`, the shared caches' and the memory's.
 A task of ours is 256 queries of a head. 16 heads of 4096 are 256 tasks, so 16 threads get 16 each: with few tasks a
 thread, some threads would have one task more than others, and all would wait for them. There are as many heads as
@@ -26,6 +26,7 @@ import os
 import random
 import statistics
 import sys
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -106,7 +107,26 @@ class Side:
             sys.exit(f"pytorch.py: {error.decode()}")
 
     def apart(self, threads: int) -> float:
-        return self.library.fa_peer_apart(ctypes.byref(self.call), threads, LEAST_SECONDS)
+        """FLOP/s of threads that share nothing: each computes one head of its own, again and again, by itself."""
+        heads = int(self.call.H)
+        speeds: list[float] = []
+
+        def work(head: int) -> None:
+            size = 4 * self.call.N * self.call.d * head
+            call = Call(B=1, H=1, Hkv=1, N=self.call.N, d=self.call.d, causal=self.causal,
+                        **{name: getattr(self.call, name) + size for name in "QKVO"})
+            start, rounds = time.perf_counter(), 0
+            while (taken := time.perf_counter() - start) < LEAST_SECONDS or rounds == 0:
+                self.library.fa_peer_forward(ctypes.byref(call), 1)
+                rounds += 1
+            speeds.append(rounds * self.flops / heads / taken)
+
+        workers = [threading.Thread(target=work, args=(thread % heads,)) for thread in range(threads)]
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            worker.join()
+        return sum(speeds)
 
     def verify(self, threads: int) -> None:
         self.o.fill_(float("nan"))
@@ -190,7 +210,7 @@ def scaling(library: ctypes.CDLL, usable: list[int]) -> None:
     counts = [t for t in (1, 2, 4, 8, 16, 32, 64, 128) if t < len(usable)] + [len(usable)]
     heads, d = max(16, len(usable)), 64
     on = len({siblings(processor) for processor in usable})
-    small = Side(library, heads, 256, d, False)
+    small = Side(library, heads, 1024, d, False)
     print(f"PyTorch {torch.__version__}, {heads} heads, float; medians of {SCALING_ROUNDS} rounds; {len(usable)} "
           f"processors on {on} cores\nof linear: speed over that of one thread, in % of the number of threads; "
           f"peak: multiply-adds in registers\n"
@@ -225,8 +245,6 @@ def main() -> int:
     library = ctypes.CDLL(str(Path(paths[0]).resolve()))
     library.fa_peer_forward.restype = ctypes.c_char_p
     library.fa_peer_forward.argtypes = [ctypes.POINTER(Call), ctypes.c_int]
-    library.fa_peer_apart.restype = ctypes.c_double
-    library.fa_peer_apart.argtypes = [ctypes.POINTER(Call), ctypes.c_int, ctypes.c_double]
     library.fa_peer_peak.restype = ctypes.c_double
     library.fa_peer_peak.argtypes = [ctypes.c_int, ctypes.c_double]
     keep_memory()
