@@ -9,7 +9,10 @@ cores for both sides, one thread of a core before any second one.
 
 --scaling divides by the speed of one thread. One core alone may clock higher than all of them together, which would
 make every program look bad at scaling; so the multiply-add peak is measured for each number of threads, too, right
-beside ours. Its column says what share of linear the machine itself can give.
+beside ours. Its column says what share of linear the machine itself can give. Two more columns say where the rest
+stays. `apart`: each thread computes a head of its own with one thread, so nothing is handed out, shared or waited for.
+`near`: the same with heads of 1024 queries and keys, half a MiB that stays near the core. What `ours` loses to `apart` is
+the program's fault; what `apart` loses to `near`, the shared caches' and the memory's.
 A task of ours is 256 queries of a head. 16 heads of 4096 are 256 tasks, so 16 threads get 16 each: with few tasks a
 thread, some threads would have one task more than others, and all would wait for them. There are as many heads as
 cores, at least 16; PyTorch cuts each head into blocks of queries as well, and deals them out in equal parts.
@@ -23,6 +26,7 @@ import os
 import random
 import statistics
 import sys
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -102,6 +106,28 @@ class Side:
         if error:
             sys.exit(f"pytorch.py: {error.decode()}")
 
+    def apart(self, threads: int) -> float:
+        """FLOP/s of threads that share nothing: each computes one head of its own, again and again, by itself."""
+        heads = int(self.call.H)
+        speeds: list[float] = []
+
+        def work(head: int) -> None:
+            size = 4 * self.call.N * self.call.d * head
+            call = Call(B=1, H=1, Hkv=1, N=self.call.N, d=self.call.d, causal=self.causal,
+                        **{name: getattr(self.call, name) + size for name in "QKVO"})
+            start, rounds = time.perf_counter(), 0
+            while (taken := time.perf_counter() - start) < LEAST_SECONDS or rounds == 0:
+                self.library.fa_peer_forward(ctypes.byref(call), 1)
+                rounds += 1
+            speeds.append(rounds * self.flops / heads / taken)
+
+        workers = [threading.Thread(target=work, args=(thread % heads,)) for thread in range(threads)]
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            worker.join()
+        return sum(speeds)
+
     def verify(self, threads: int) -> None:
         self.o.fill_(float("nan"))
         self.ours(threads)
@@ -124,6 +150,8 @@ class Samples:
     theirs: list[float] = field(default_factory=list)  # milliseconds
     ours: list[float] = field(default_factory=list)
     peak: list[float] = field(default_factory=list)  # FLOP/s
+    apart: list[float] = field(default_factory=list)
+    near: list[float] = field(default_factory=list)
 
     def take(self, side: Side, small: Side, threads: int, chosen: list[int]) -> None:
         pin(chosen)
@@ -136,6 +164,10 @@ class Samples:
         self.ours.append(milliseconds(lambda: side.ours(threads)))
         self.peak.append((before + side.library.fa_peer_peak(threads, 0.03)) / 2)
 
+    def take_apart(self, side: Side, small: Side, threads: int) -> None:
+        self.apart.append(side.apart(threads))
+        self.near.append(small.apart(threads))
+
     def ratio(self) -> float:
         return statistics.median(t / o for t, o in zip(self.theirs, self.ours))
 
@@ -143,12 +175,13 @@ class Samples:
         return statistics.median(100 * flops / (o / 1e3) / p for o, p in zip(self.ours, self.peak))
 
 
-def of_linear(samples: dict[int, Samples], threads: int) -> tuple[float, float, float]:
-    """PyTorch's speed, ours, and the peak: in per cent of `threads` times what one thread reaches in that round."""
+def of_linear(samples: dict[int, Samples], threads: int) -> list[float]:
+    """The speed of PyTorch, ours, heads apart, small heads apart, and the peak: in per cent of `threads` times what one
+    thread reaches in that round."""
     one, many = samples[1], samples[threads]
-    return (statistics.median(100 * a / b / threads for a, b in zip(one.theirs, many.theirs)),
-            statistics.median(100 * a / b / threads for a, b in zip(one.ours, many.ours)),
-            statistics.median(100 * b / a / threads for a, b in zip(one.peak, many.peak)))
+    pairs = [(many.theirs, one.theirs), (many.ours, one.ours), (one.apart, many.apart), (one.near, many.near),
+             (one.peak, many.peak)]
+    return [statistics.median(100 * above / below / threads for below, above in zip(*pair)) for pair in pairs]
 
 
 def label(d: int, n: int, causal: bool, threads: int) -> str:
@@ -177,12 +210,12 @@ def scaling(library: ctypes.CDLL, usable: list[int]) -> None:
     counts = [t for t in (1, 2, 4, 8, 16, 32, 64, 128) if t < len(usable)] + [len(usable)]
     heads, d = max(16, len(usable)), 64
     on = len({siblings(processor) for processor in usable})
-    small = Side(library, heads, 256, d, False)
+    small = Side(library, heads, 1024, d, False)
     print(f"PyTorch {torch.__version__}, {heads} heads, float; medians of {SCALING_ROUNDS} rounds; {len(usable)} "
           f"processors on {on} cores\nof linear: speed over that of one thread, in % of the number of threads; "
           f"peak: multiply-adds in registers\n"
           f"{'':38}{'PyTorch ms':>11}{'ours ms':>9}{'ratio':>8}{'of peak':>9}{'tasks a thread':>16}"
-          f"{'of linear: PyTorch':>20}{'ours':>8}{'peak':>8}")
+          f"{'of linear: PyTorch':>20}{'ours':>8}{'apart':>8}{'near':>8}{'peak':>8}")
     for n in (4096, 8192):
         for causal in (False, True):
             side = Side(library, heads, n, d, causal)
@@ -193,13 +226,14 @@ def scaling(library: ctypes.CDLL, usable: list[int]) -> None:
             for _ in range(SCALING_ROUNDS):
                 for threads in random.sample(counts, len(counts)):
                     samples[threads].take(side, small, threads, usable[:threads])
+                    samples[threads].take_apart(side, small, threads)
             for threads in counts:
                 s = samples[threads]
-                theirs, ours, peak = of_linear(samples, threads)
+                theirs, *others = of_linear(samples, threads)
                 tasks = heads * ((n + BLOCK_ROWS - 1) // BLOCK_ROWS) / threads
                 print(f"{label(d, n, causal, threads):38}{statistics.median(s.theirs):11.2f}"
                       f"{statistics.median(s.ours):9.2f}{s.ratio():7.2f}x{s.of_peak(side.flops):7.1f} %{tasks:16.1f}"
-                      f"{theirs:18.1f} %{ours:6.1f} %{peak:6.1f} %", flush=True)
+                      f"{theirs:18.1f} %" + "".join(f"{share:6.1f} %" for share in others), flush=True)
 
 
 def main() -> int:

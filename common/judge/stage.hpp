@@ -133,7 +133,7 @@ struct StageUnderTest {
   std::function<void(const ForwardCall<float>&)> by_hand = nullptr;
   // Effort by which lists of sizes are cut: an emulated GPU affords little, a real one much.
   enum class Effort { small, normal, large } effort = Effort::normal;
-  // The kernels launched since the last time it was asked; null: there are none, or nobody notes them.
+  // The kernels launched since the last time it was asked; null: there are none, or nobody counts.
   std::function<std::set<std::string>()> take_kernels = nullptr;
   // Why this stage cannot run here (no GPU, too old ...); empty if it can. A reason skips its
   // tests, or fails them where FA_REQUIRE_GPU=1.

@@ -292,7 +292,7 @@ def numbers(tests: list[Test]) -> str:
     output = "\n".join(t.output for t in tests)
     found = wrongs(tests)
     if not found:       # the first failure in the test's own words
-        words = re.search(r"^case  .*\n(.+)$", output, re.M) or re.search(r": Failure\n((?:(?!.*: Failure$).+\n){1,4})", output, re.M)
+        words = re.search(r"^case  .*\n(.+)$", output, re.M) or re.search(r": Failure\n(?:Failed\n)?((?:(?!.*: Failure$|\[).+\n){1,4})", output, re.M)
         if not words:
             return ""
         most = 240 if words[1].startswith("threw: ") else 120     # what a program throws says at its end what to do

@@ -100,6 +100,9 @@ class Pattern(unittest.TestCase):
         text = "/a/b.cpp:3: Failure\nExpected: (share(1)) <= (0.05), actual: 0.4 vs 0.05\nfast: false\n/a/b.cpp:3: Failure\nmore"
         self.assertEqual(pattern(suite(Merge_Any=text))[0], "wrong: Expected: (share(1)) <= (0.05), actual: 0.4 vs 0.05 fast: false")
 
+        text = "/a/b.cpp:3: Failure\nFailed\ntiled: block 0 takes the wrong rows\n[  FAILED  ] Merge.Any (4 ms)\n"
+        self.assertEqual(pattern(suite(Merge_Any=text))[0], "wrong: tiled: block 0 takes the wrong rows")
+
     def test_lists_stay_short(self) -> None:
         text = comparison("dV", 2, 4, "") + comparison("dQ", 2, 4, "") + comparison("dK", 2, 4, "all of key 1")
         tests = [Test(f"{method}.BackwardSizes", "failed" if method == "a" else "passed", text) for method in "abcd"]

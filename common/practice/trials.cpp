@@ -127,7 +127,7 @@ bool spares_hidden_V(const Promises& is) {
   return is.causal && !shares_a_tile(is, p, p.Nq - 1, p.Nq);
 }
 
-// Every score is -infinity, so that no key weighs anything, but for one that is NaN in row 2 and one
+// Every score is -infinity, so that no key weighs anything, but for a NaN in row 2 and another one
 // in row 4: infinity - infinity. Neither comes first, where some maxima start.
 Spec no_weight() { return {shape(5, 50, 4)}; }
 void nan_among_no_weight(ForwardCase<float>& c) {
