@@ -14,7 +14,7 @@ Parentheses hold other forms of the name; commas part names of one entry that ar
   or its paragraph has a link to the page that defines it. From there on it is known.
 
 Bold that ends with . ? ! or : is a run-in heading, a line of its own a title; in a table, of code alone or beginning
-with a digit it is no term either. Names are found in any case, as whole words, with a plural. Not searched for uses:
+with a digit it is no term either. Names are found in any case, as whole words (no half-tile), with a plural. Not searched for uses:
 code, tables, headings, texts of pictures, folds (hints and answers); README.md and docs/, which nobody reads in order. Nor are
 names of one letter followed, names in brackets, and words of everyday English (ORDINARY), since no program can tell
 when they are meant as terms.
@@ -49,7 +49,7 @@ class Term:
     def pattern(self) -> re.Pattern[str] | None:
         names = [name for name in self.names if len(name) > 1 and name.lower() not in ORDINARY and name[0] != "("]
         words = [r"[\s-]+".join(re.escape(part) for part in re.split(r"[\s-]+", name)) for name in names]
-        return re.compile(rf"(?<!\w)(?:{'|'.join(words)})(?:s|es)?(?!\w)", re.I) if words else None
+        return re.compile(rf"(?<![\w-])(?:{'|'.join(words)})(?:s|es)?(?!\w)", re.I) if words else None
 
 
 def blank(text: str, *patterns: str) -> str:

@@ -18,7 +18,7 @@ GLOSSARY = """# Glossary
 """
 FIRST = """# 00 · Lanes and log-sum-exps
 
-**A heading.** A **lane** is one element. `LSE` and <b lse> are not seen, nor is ![the LSE](lse.svg).
+**A heading.** A **lane** is one element, no half-LSE. `LSE` and <b lse> are not seen, nor is ![the LSE](lse.svg).
 
 | a table | **with bold** |
 
