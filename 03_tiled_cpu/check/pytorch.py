@@ -9,10 +9,9 @@ cores for both sides, one thread of a core before any second one.
 
 --scaling divides by the speed of one thread. One core alone may clock higher than all of them together, which would
 make every program look bad at scaling; so the multiply-add peak is measured for each number of threads, too, right
-beside ours. Its column says what share of linear the machine itself can give. Two more columns say where the rest
-stays. `apart`: each thread computes a head of its own with one thread, so nothing is handed out, shared or waited for.
-`near`: the same with heads of 1024 queries and keys, half a MiB that stays near the core. What `ours` loses to `apart` is
-the program's fault; what `apart` loses to `near`, the shared caches' and the memory's.
+beside ours. Its column says what share of linear the machine itself can give. `apart` says whether
+the rest is the program's fault: each thread computes a head of its own, with one thread, so that nothing is handed out,
+shared or waited for.
 A task of ours is 256 queries of a head. 16 heads of 4096 are 256 tasks, so 16 threads get 16 each: with few tasks a
 thread, some threads would have one task more than others, and all would wait for them. There are as many heads as
 cores, at least 16; PyTorch cuts each head into blocks of queries as well, and deals them out in equal parts.
@@ -151,7 +150,6 @@ class Samples:
     ours: list[float] = field(default_factory=list)
     peak: list[float] = field(default_factory=list)  # FLOP/s
     apart: list[float] = field(default_factory=list)
-    near: list[float] = field(default_factory=list)
 
     def take(self, side: Side, small: Side, threads: int, chosen: list[int]) -> None:
         pin(chosen)
@@ -164,9 +162,8 @@ class Samples:
         self.ours.append(milliseconds(lambda: side.ours(threads)))
         self.peak.append((before + side.library.fa_peer_peak(threads, 0.03)) / 2)
 
-    def take_apart(self, side: Side, small: Side, threads: int) -> None:
+    def take_apart(self, side: Side, threads: int) -> None:
         self.apart.append(side.apart(threads))
-        self.near.append(small.apart(threads))
 
     def ratio(self) -> float:
         return statistics.median(t / o for t, o in zip(self.theirs, self.ours))
@@ -176,11 +173,10 @@ class Samples:
 
 
 def of_linear(samples: dict[int, Samples], threads: int) -> list[float]:
-    """The speed of PyTorch, ours, heads apart, small heads apart, and the peak: in per cent of `threads` times what one
-    thread reaches in that round."""
+    """The speed of PyTorch, ours, heads apart, and the peak: in per cent of `threads` times what one thread reaches in
+    that round."""
     one, many = samples[1], samples[threads]
-    pairs = [(many.theirs, one.theirs), (many.ours, one.ours), (one.apart, many.apart), (one.near, many.near),
-             (one.peak, many.peak)]
+    pairs = [(many.theirs, one.theirs), (many.ours, one.ours), (one.apart, many.apart), (one.peak, many.peak)]
     return [statistics.median(100 * above / below / threads for below, above in zip(*pair)) for pair in pairs]
 
 
@@ -210,12 +206,12 @@ def scaling(library: ctypes.CDLL, usable: list[int]) -> None:
     counts = [t for t in (1, 2, 4, 8, 16, 32, 64, 128) if t < len(usable)] + [len(usable)]
     heads, d = max(16, len(usable)), 64
     on = len({siblings(processor) for processor in usable})
-    small = Side(library, heads, 1024, d, False)
+    small = Side(library, heads, 256, d, False)
     print(f"PyTorch {torch.__version__}, {heads} heads, float; medians of {SCALING_ROUNDS} rounds; {len(usable)} "
           f"processors on {on} cores\nof linear: speed over that of one thread, in % of the number of threads; "
           f"peak: multiply-adds in registers\n"
           f"{'':38}{'PyTorch ms':>11}{'ours ms':>9}{'ratio':>8}{'of peak':>9}{'tasks a thread':>16}"
-          f"{'of linear: PyTorch':>20}{'ours':>8}{'apart':>8}{'near':>8}{'peak':>8}")
+          f"{'of linear: PyTorch':>20}{'ours':>8}{'apart':>8}{'peak':>8}")
     for n in (4096, 8192):
         for causal in (False, True):
             side = Side(library, heads, n, d, causal)
@@ -226,7 +222,7 @@ def scaling(library: ctypes.CDLL, usable: list[int]) -> None:
             for _ in range(SCALING_ROUNDS):
                 for threads in random.sample(counts, len(counts)):
                     samples[threads].take(side, small, threads, usable[:threads])
-                    samples[threads].take_apart(side, small, threads)
+                    samples[threads].take_apart(side, threads)
             for threads in counts:
                 s = samples[threads]
                 theirs, *others = of_linear(samples, threads)
