@@ -146,6 +146,10 @@ class OfAProgram(unittest.TestCase):
         self.assertEqual(found.lines[-1], "02.1, equation (1): what 02.1 does")
         self.assertEqual((found.empty, found.right), (["02.1"], ["02.2"]))
 
+    def test_where_nothing_is_written_the_first_step_is_told(self) -> None:
+        self.assertEqual(self.judged("dead", False, False).lines[-3:-1],
+                         ["steps   02.1 not written · 02.2 not written", "02.1, equation (1): what 02.1 does"])
+
     def test_what_cannot_be_woven_has_no_steps(self) -> None:
         found = Verdict(self.program("wrong"), [copy(True, True)], NOTES, False)
         found.judge()

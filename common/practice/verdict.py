@@ -330,7 +330,7 @@ class Verdict:
         # Few trials have judged as yet: the tests, which run when all of them pass, may see more.
         self.lines.append("steps   " + grouped([(h.name, words.get(h.name, "right")) for h in self.holes])
                           + ("   (as far as the trials tell)" if self.right and self.suite is None else ""))
-        told = [h for h in self.holes if h.name in self.wrong] or [h for h in self.holes if h.name in self.empty and self.right]
+        told = [h for h in self.holes if h.name in self.wrong] or [h for h in self.holes if h.name in self.empty]
         for hole in told[:1]:
             of = equations(hole.equations)
             if hole.kind == "blank" and self.suite and self.suite.of("crashed"):   # only now: numbers are right, places are not
