@@ -14,10 +14,10 @@ Parentheses hold other forms of the name; commas part names of one entry that ar
   or its paragraph has a link to the page that defines it. From there on it is known.
 
 Bold that ends with . ? ! or : is a run-in heading, a line of its own a title; in a table, of code alone or beginning
-with a digit it is no term either. Names are found in any case, as whole words (no half-tile), with a plural. Not searched for uses:
-code, tables, headings, texts of pictures, folds (hints and answers); README.md and docs/, which nobody reads in order. Nor are
-names of one letter followed, names in brackets, and words of everyday English (ORDINARY), since no program can tell
-when they are meant as terms.
+with a digit it is no term either. Names are found in any case, with a plural, as whole words: micro-lane is another.
+Not searched for uses: code, tables, headings, texts of pictures, folds (hints and answers); README.md and docs/, which
+nobody reads in order. Nor are names of one letter followed, names in brackets, and words of everyday English
+(ORDINARY), since no program can tell when they are meant as terms.
 """
 
 import re
