@@ -9,9 +9,9 @@ cores for both sides, one thread of a core before any second one.
 
 --scaling divides by the speed of one thread. One core alone may clock higher than all of them together, which would
 make every program look bad at scaling; so the multiply-add peak is measured for each number of threads, too, right
-beside ours. Its column says what share of linear the machine itself can give. `apart` says whether
-the rest is the program's fault: each thread computes a head of its own, with one thread, so that nothing is handed out,
-shared or waited for.
+beside ours. Its column says what share of linear the machine itself can give. `apart` says whether the rest is the
+program's fault: each thread computes a head of its own, with one thread, so that nothing is handed out, shared or
+waited for.
 A task of ours is 256 queries of a head. 16 heads of 4096 are 256 tasks, so 16 threads get 16 each: with few tasks a
 thread, some threads would have one task more than others, and all would wait for them. There are as many heads as
 cores, at least 16; PyTorch cuts each head into blocks of queries as well, and deals them out in equal parts.
