@@ -49,8 +49,8 @@ def ladder(r: Results) -> Table:
 
     steps = [(variant, base) for variant, (what, base) in new.items() if base and not what.startswith("aside")]
     product = " · ".join(significant(factor(*step, 1024)) for step in steps)
-    return Table("ladder", ["step", "what is new", "N = 1024: time, ms", "share of the peak", "how many times as fast as",
-                            *(f"N = {n}" for n in lengths)], [
+    head = ["step", "what is new", "N = 1024: time, ms", "share of the peak", "how many times as fast as"]
+    return Table("ladder", head + [f"N = {n}" for n in lengths], [
         [f"`{variant}`", what, significant(1e3 * median(rows(variant, 1024), "time")),
          significant(100 * median(rows(variant, 1024), "of_roof")) + " %", f"`{base}`" if base else "-"]
         + [significant(factor(variant, base, n)) if base else "-" for n in lengths]
