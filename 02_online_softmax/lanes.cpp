@@ -53,6 +53,7 @@ void attention_lanes(const Rows<const float>& Q, const Rows<const float>& K,
       for (; x < d; ++x) s[0] += q[x] * K[j][x];
       // [end]
       Vec score = (s[0] + s[1]) + (s[2] + s[3]);
+      // [quote lanes]
       score = int(j) < n ? score : simd::broadcast(-infinity);  // [02.g]
 
       // (1) to (3), (5), with a finite stand-in for m as long as a lane has seen no weight
@@ -64,6 +65,7 @@ void attention_lanes(const Rows<const float>& Q, const Rows<const float>& K,
       for (x = 0; x < d; ++x) o[x] = o[x] * rescale + p * V[j][x];
       // [end]
       m = m_new;
+      // [end quote]
     }
 
     // (6) O_i = o / l; back from log2 to the natural logarithm

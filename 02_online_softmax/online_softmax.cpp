@@ -8,6 +8,7 @@
 
 namespace fa::online_softmax {
 
+// [quote step]
 template <class T>
 T Running<T>::add(T x, T& p) {
   T rescale = 1;
@@ -17,7 +18,6 @@ T Running<T>::add(T x, T& p) {
   // A score of -infinity has weight 0. As the first one it would meet m = -infinity below.
   if (x == -infinity) return rescale;
 
-  // [quote step]
   // (1) m_new = max(m, x)
   const T m_new = std::max(m, x);  // [02.a]
   // (2) everything so far was measured from m: exp(x_j - m) exp(m - m_new) = exp(x_j - m_new)
@@ -30,10 +30,10 @@ T Running<T>::add(T x, T& p) {
   l = l * rescale + p;
   m = m_new;
   // [end]
-  // [end quote]
   // [end blank]
   return rescale;
 }
+// [end quote]
 
 template <class T>
 void softmax(const T* x, std::int64_t n, T* p) {

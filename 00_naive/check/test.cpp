@@ -75,6 +75,13 @@ TEST(Overflow, TheSumOverflowsFirst) {  // 64 keys with score 85: O is 0, not 0.
       p, Forward<float>{contiguous(&q, 1, 1, 1), contiguous(K.data(), 1, 64, 1),
                         contiguous<const float>(V.data(), 1, 64, 1), contiguous(&O, 1, 1, 1)});
   EXPECT_EQ(O, 0);
+
+  // The opening of 01: its largest score, 88.2469, lies below the limit of each of Eigen's exps.
+  TinyProblem tiny;
+  tiny.Q[6] = 123.8f;
+  naive::forward(tiny.p, tiny.tensors(false));
+  EXPECT_EQ(tiny.O[6], 0);
+  EXPECT_EQ(tiny.O[7], 0);
 }
 
 TEST(SoftmaxGradient, JacobianAndRowSumAgree) {

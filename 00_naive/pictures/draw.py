@@ -2,7 +2,7 @@
 
     python3 00_naive/pictures/draw.py
 
-The scores are drawn at random from a fixed seed: 200 queries with 1024 keys each.
+The scores are drawn at random from a fixed seed: 1000 queries with 1024 keys each.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ HERE = Path(__file__).resolve().parent
 BLUE, AMBER, ORANGE, GREEN, SKY = "#0072B2", "#E69F00", "#D55E00", "#009E73", "#56B4E9"
 INK, FAINT, CARD = "#1a1a1a", "#555555", "#fbfbf8"
 AS_TEXT = {BLUE: "#00639c", ORANGE: "#A64500"}
-QUERIES, KEYS = 200, 1024
+QUERIES, KEYS = 1000, 1024
 
 
 @dataclass

@@ -25,17 +25,26 @@ def charts(r: Results) -> list[Chart | Table]:
         ], x_label="N, sequence length (4 heads, d = 64)", bounds=[Bound("00", 1.0)], y_scale="linear")],
         see="How far the lines stay from the dashes is what the pass for the maximum costs, and what a mask changes.")
 
+    def milliseconds(rows: list) -> str:
+        return significant(1e3 * median(rows, "time"))
+
+    def rounds(a: list, b: list) -> str:
+        """The median of a / b within a round, and the rounds from the smallest to the largest: charts show less."""
+        below = {row.repetition: row.value("time") for row in b}
+        every = [row.value("time") / below[row.repetition] for row in a if row.repetition in below]
+        return f"{ratio(a, b, 'time').mid:.2f} ({min(every):.2f} to {max(every):.2f})"
+
     before, after, masked = (group(x, "N") for x in (naive, full, causal))
-    table = Table("cost", ["N", "00 (ms)", "01 (ms)", "01 / 00", "01 causal / 01"], [
-        [f"{n:g}", significant(1e3 * median(before[n], "time")), significant(1e3 * median(after[n], "time")),
-         significant(ratio(after[n], before[n], "time").mid), significant(ratio(masked[n], after[n], "time").mid)]
+    table = Table("cost", ["N", "00 (ms)", "01 (ms)", "01, causal (ms)", "01 / 00", "01, causal / 00"], [
+        [f"{n:g}", *(milliseconds(each[n]) for each in (before, after, masked)),
+         *(rounds(each[n], before[n]) for each in (after, masked))]
         for n in after])
 
     two, by_rows, three = (group(rows("line", stage, variant=name), "N") for stage, name in (
         ("stage00", "two_passes"), ("stage00", "two_passes_by_rows"), ("stage01", "three_passes")))
-    header = ["N", "00, step by step (ms)", "00, row by row (ms)", "01 (ms)", "01 / 00", "01 / 00 row by row"]
+    header = ["N", "00 (ms)", "00 by rows (ms)", "01 (ms)", "01 / 00", "order", "maximum"]
     softmax = Table("softmax", header, [
-        [f"{n:g}", *(significant(1e3 * median(each[n], "time")) for each in (two, by_rows, three)),
-         *(significant(ratio(three[n], each[n], "time").mid) for each in (two, by_rows))]
+        [f"{n:g}", *(milliseconds(each[n]) for each in (two, by_rows, three)),
+         *(rounds(*pair) for pair in ((three[n], two[n]), (by_rows[n], two[n]), (three[n], by_rows[n])))]
         for n in three])
     return [accuracy, cost, table, softmax]

@@ -21,24 +21,39 @@ def charts(r: Results) -> list[Chart | Table]:
     ], see="Both lines of 02 need the same memory whatever N is, but for the step to one head, where 01 grows with N²; "
            "in time the same loop is slow row by row, and fast with a row in each lane.")
     by_n = {variant: group(rows[variant], "N") for variant in METHODS}
-    table = Table("cost", ["N", "01: memory (KiB)", "rows", "lanes", "rows, safe: time", "rows: time", "lanes: time"], [
-        [f"{n:g}"] + [significant(KIB * median(by_n[v][n], "extra_bytes")) for v in ("safe_softmax", "rows", "lanes")]
-        + [significant(ratio(by_n[v][n], by_n["safe_softmax"][n], "time").mid) + " × 01"
-           for v in ("safe_rows", "rows", "lanes")]
+    names = {"safe_softmax": "01", "safe_rows": "rows, safe", "rows": "rows", "lanes": "lanes"}
+    times = [("safe_rows", "safe_softmax"), ("rows", "safe_softmax"), ("lanes", "safe_softmax"), ("rows", "safe_rows")]
+    table = Table("cost", ["N", *(f"{name}: memory, KiB" for name in names.values()),
+                           *(f"{names[a]}: time, × {names[b]}" for a, b in times)], [
+        [f"{n:g}"] + [significant(KIB * median(by_n[v][n], "extra_bytes")) for v in names]
+        + [significant(ratio(by_n[a][n], by_n[b][n], "time").mid) for a, b in times]
         for n in by_n["rows"]])
-    ladder = Table("ladder", ["step", "what is new", "time (ms)", "of the step above", "share of the peak"], [
-        [name, new] + [significant(1e3 * median(row, "time"))]
-        + ([significant(100 * ratio(row, above, "time").mid) + " %"] if above else ["-"])
-        + [significant(100 * median(row, "of_roof")) + " %"]
-        for name, new, row, above in steps(r)])
-    return [cost, table, ladder]
+    return [cost, table, ladder(r)]
 
 
-def steps(r: Results) -> list[tuple[str, str, list[Row], list[Row] | None]]:
-    """From rows to lanes: name, what is new, its rows at N = 1024, and those of the step before it."""
-    new = {"rows": "the lesson", "vector_dot": "dot products with components on the lanes",
-           "row_block": "W rows take a key before the next key", "vector_exp": "W exponentials in one vector",
-           "lanes": "dot products and outputs with rows on the lanes"}
-    rows = {variant: r.select(what="forward", variant=variant, N=1024, dtype="f32") for variant in new}
-    above = [None, *rows.values()]
-    return [(f"`{variant}`", new[variant], rows[variant], before) for variant, before in zip(new, above)]
+def ladder(r: Results) -> Table:
+    """From rows to lanes. Factors are quotients of medians, so that those of the steps multiply to the whole one."""
+    new = {"rows": ("the lesson", ""), "vector_dot": ("dot products with components on the lanes", "rows"),
+           "one_exp": ("aside: one exponential for each key", "vector_dot"),
+           "o_in_registers": ("aside: o stays in registers between two keys", "vector_dot"),
+           "row_block": ("W rows take a key before the next key", "vector_dot"),
+           "vector_exp": ("W exponentials in one vector", "row_block"),
+           "lanes": ("dot products and outputs with rows on the lanes", "vector_exp")}
+    lengths = (256, 512, 1024)
+
+    def rows(variant: str, n: int) -> list[Row]:
+        return r.select(what="forward", variant=variant, N=n, causal=0, dtype="f32")
+
+    def factor(variant: str, base: str, n: int) -> float:
+        return median(rows(base, n), "time") / median(rows(variant, n), "time")
+
+    steps = [(variant, base) for variant, (what, base) in new.items() if base and not what.startswith("aside")]
+    product = " · ".join(significant(factor(*step, 1024)) for step in steps)
+    head = ["step", "what is new", "N = 1024: time, ms", "share of the peak", "how many times as fast as"]
+    return Table("ladder", head + [f"N = {n}" for n in lengths], [
+        [f"`{variant}`", what, significant(1e3 * median(rows(variant, 1024), "time")),
+         significant(100 * median(rows(variant, 1024), "of_roof")) + " %", f"`{base}`" if base else "-"]
+        + [significant(factor(variant, base, n)) if base else "-" for n in lengths]
+        for variant, (what, base) in new.items()]
+        + [["all four", f"N = 1024: {product}", "", "", "`rows`"]
+           + [significant(factor("lanes", "rows", n), 2) for n in lengths]])

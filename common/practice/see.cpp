@@ -262,6 +262,6 @@ int main(int argc, char** argv) {
   }
   show_change(x);
   std::printf(
-      "\nNext:  ./learn test 00          run the checks of the naive stage\n"
-      "       open 00_naive/README.md  and start there\n");
+      "\nNext:  00_naive/README.md         these four steps; to check them, ./learn test 00\n"
+      "       01_safe_softmax/README.md  why m may be subtracted; ./learn test 01\n");
 }
