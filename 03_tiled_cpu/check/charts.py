@@ -1,5 +1,7 @@
 """The charts and the table of stage 03: bytes that must move, counted, and how near the peak it comes."""
 
+import statistics
+
 from figure import Bound, Chart, Line, Lines, Point, Table, line, significant
 from results import Results, Row, Spread, group, median, ratio
 
@@ -45,8 +47,17 @@ def parts(r: Results) -> list[Table]:
     rows = {name: r.select(what="ablation", variant=name) for name in PARTS}
     if not all(rows.values()):
         return []
-    return [Table("parts", ["", "ns a score", "result"], [
-        [PARTS[name], significant(ns_a_score(found), 3), "wrong" if "unverified" in found[0].counters else "verified"]
+    ns = {name: ns_a_score(found) for name, found in rows.items()}
+
+    def of_peak(found: list[Row]) -> str:
+        if "unverified" in found[0].counters:
+            return "–"
+        return significant(100 * min(found, key=lambda row: row.time).value("of_roof"), 2) + " %"
+
+    return [Table("parts", ["", "ns a score", "saved", "result", "share of the peak"], [
+        [PARTS[name], significant(ns[name], 3),
+         f"{ns['as_written'] - ns[name]:.1f}" if name != "as_written" else "–",
+         "wrong" if "unverified" in found[0].counters else "verified", of_peak(found)]
         for name, found in rows.items()], caption=fastest(r))]
 
 
@@ -64,6 +75,13 @@ def sizes(r: Results) -> list[Table]:
         for name, places in lines], caption=fastest(r))]
 
 
+def gain(above: list[Row], step: list[Row]) -> str:
+    """Points of the peak that a step brings: the median of the differences within a round."""
+    before = {row.repetition: row.value("of_roof") for row in above}
+    points = statistics.median(100 * (row.value("of_roof") - before[row.repetition]) for row in step)
+    return f"{points:+.0f}".replace("-", "−").replace("−0", "+0")
+
+
 def charts(r: Results) -> list[Chart | Table]:
     def rows(variant: str, d: int, causal: int) -> list:
         return r.select(what="forward", variant=variant, d=d, causal=causal, dtype="f32")
@@ -77,37 +95,44 @@ def charts(r: Results) -> list[Chart | Table]:
                   see="Tiles alone gain nothing over 02's lanes; with the arithmetic in vectors and registers the same "
                       "tiles come close to the peak.")
     lengths = [1024, 2048, 4096, 8192]
-    moved = Chart("traffic", "Bytes between memory and cache for one head, counted",
+    moved = Chart("traffic", "Bytes into the cache that holds the tiles, for one head, counted",
                   [traffic(64, lengths), traffic(128, lengths)],
                   subtitle="f32 · arithmetic, not a measurement: what must move if nothing but a tile stays in the "
                            "cache",
                   see="Each line is twice as steep as the least, and four times the rows in a tile bring it down "
                       "by about four.", counted=True)
 
-    of_peak, against = [], []
-    for d in (64, 128):
-        fast = group(rows("fast", d, 0), "N")
-        columns = [group(rows(v, d, c), "N") for v, c in (("tiled", 0), ("fast", 0), ("fast_2_threads", 0), ("fast", 1),
-                                                          ("fast_2_threads", 1))]
-        for n in fast:
-            of_peak.append([f"{d}", f"{n:g}", *(significant(100 * median(x[n], "of_roof"), 2) + " %" if n in x else "–"
-                                                for x in columns)])
-    by_n = {(v, c): group(rows(v, 64, c), "N") for v in ("safe_softmax", "lanes", "tiled", "fast") for c in (0, 1)}
-    pairs = [("tiled", "safe_softmax", 0), ("tiled", "lanes", 0), ("fast", "safe_softmax", 0), ("fast", "lanes", 0),
-             ("fast", "safe_softmax", 1)]
-    for n in by_n["fast", 0]:
-        against.append([f"{n:g}", *(significant(ratio(by_n[other, c][n], by_n[mine, c][n], "time").mid) + "×"
-                                    for mine, other, c in pairs)])
-    tables = [Table("speed", ["d", "N", "`tiled`", "`fast`", "`fast`, 2 threads", "`fast`, causal",
-                              "`fast`, causal, 2 threads"], of_peak),
-              Table("against", ["N", "`tiled` / 01", "`tiled` / 02 `lanes`", "`fast` / 01", "`fast` / 02 `lanes`",
-                                "`fast` / 01, causal"], against)]
+    percent = lambda found: significant(100 * median(found, "of_roof"), 2) + " %"
 
-    ideas = ["micro-kernel, 64 queries a tile, the heads' tasks interleaved", "256 queries share each tile of K and V",
-             "one head after the other", "transposes in registers"]
-    steps = [(idea, {d: group(rows(f"step{k}", d, 0), "N") for d in (64, 128)}) for k, idea in enumerate(ideas, 1)]
-    places = [(d, n) for d in (64, 128) for n in (512, 2048, 4096, 8192) if n in steps[0][1][d]]
-    steps_table = Table("steps", ["each line adds", *(f"d = {d}, N = {n:g}" for d, n in places)], [
-        [idea, *(significant(100 * median(by_d[d][n], "of_roof"), 2) + " %" for d, n in places)]
-        for idea, by_d in steps], page="fast/README.md")
+    def of_01(v: str, n: float, causal: int = 0) -> str:
+        """The time, as a multiple of 01's."""
+        mine, other = (group(rows(name, 64, causal), "N")[n] for name in (v, "safe_softmax"))
+        return significant(ratio(mine, other, "time").mid, 2) + " × 01"
+
+    by_n = {v: group(rows(v, 64, 0), "N") for v in ("safe_softmax", "lanes", "tiled", "fast")}
+    of_lesson = []
+    for n in by_n["tiled"]:
+        rounds = sorted(100 * row.value("of_roof") for row in by_n["tiled"][n])
+        of_lesson.append([f"{n:g}", *(percent(by_n[v][n]) for v in ("safe_softmax", "lanes", "tiled")),
+                          f"{rounds[0]:.0f} to {rounds[-1]:.0f} %", percent(by_n["fast"][n]),
+                          of_01("tiled", n), of_01("fast", n)])
+    of_fast = []
+    for d in (64, 128):
+        columns = [group(rows(v, d, c), "N") for v, c in (("fast", 0), ("fast_2_threads", 0), ("fast", 1),
+                                                          ("fast_2_threads", 1))]
+        for n in columns[0]:
+            of_fast.append([f"{d}", f"{n:g}", *(percent(column[n]) for column in columns),
+                            *(of_01("fast", n, c) if d == 64 else "–" for c in (0, 1))])
+    tables = [Table("speed", ["N", "01", "02 `lanes`", "`tiled`", "its rounds", "`fast`", "`tiled`: time",
+                              "`fast`: time"], of_lesson),
+              Table("fast", ["d", "N", "`fast`", "2 threads", "causal", "causal, 2 threads", "time",
+                             "causal: time"], of_fast, page="fast/README.md")]
+
+    ideas = ["micro-kernel alone", "+ 256 queries share each tile", "+ one head after the other",
+             "+ transposes in registers"]
+    steps = [{d: group(rows(f"step{k}", d, 0), "N") for d in (64, 128)} for k in range(1, 5)]
+    steps_table = Table("steps", ["d", "N", "K and V of 4 heads", *ideas, "all of them"], [
+        [f"{d}", f"{n:g}", f"{4 * 2 * n * d * 4 * MIB:g} MiB", percent(steps[0][d][n]),
+         *(gain(above[d][n], step[d][n]) for above, step in zip(steps, steps[1:])), percent(steps[-1][d][n])]
+        for d in (64, 128) for n in steps[0][d]], page="fast/README.md")
     return [speed, moved, *tables, steps_table, *parts(r), *sizes(r)]

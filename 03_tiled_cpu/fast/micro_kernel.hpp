@@ -30,6 +30,7 @@ template <int Rows, class Init, class Done>
 #pragma GCC unroll 4
     for (int v = 0; v < N; ++v) C[i][v] = init(i, v);
 #pragma GCC unroll 2
+  // [quote core]
   for (std::int64_t k = 0; k < K; ++k) {
     simd::Vec b[N];
 #pragma GCC unroll 4
@@ -41,6 +42,7 @@ template <int Rows, class Init, class Done>
       for (int v = 0; v < N; ++v) C[i][v] += a * b[v];
     }
   }
+  // [end quote]
 #pragma GCC unroll 4
   for (int i = 0; i < Rows; ++i)
 #pragma GCC unroll 4
