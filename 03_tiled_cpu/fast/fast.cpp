@@ -22,7 +22,7 @@ struct Group {
   float *m, *l;    // [lanes]
 };
 
-// The W x W transpose of a square of floats, in registers: halves change places, then quarters ...
+// The W x W transpose of a square of floats, in registers: single floats change places, then pairs, then fours ...
 template <int S>
 [[gnu::always_inline]] inline void exchange(Vec* r) {
   IntVec low, high;
