@@ -22,7 +22,8 @@ struct Group {
   float *m, *l;    // [lanes]
 };
 
-// The W x W transpose of a square of floats, in registers: single floats change places, then pairs, then fours ...
+// The W x W transpose of a square of floats, in registers: single floats change places, then
+// pairs, then fours ...
 template <int S>
 [[gnu::always_inline]] inline void exchange(Vec* r) {
   IntVec low, high;
