@@ -34,6 +34,10 @@ void* tsan_this_fiber() { return __tsan_get_current_fiber(); }
 void* tsan_new_fiber() { return __tsan_create_fiber(0); }
 void tsan_delete_fiber(void* fiber) { __tsan_destroy_fiber(fiber); }
 void tsan_switch(void* fiber) { __tsan_switch_to_fiber(fiber, without_ordering); }
+void tsan_join(void* fiber, void* scheduler) {  // there and back, with ordering
+  __tsan_switch_to_fiber(fiber, 0);
+  __tsan_switch_to_fiber(scheduler, 0);
+}
 void acquire(char* sync) { __tsan_acquire(sync); }
 void release(char* sync) { __tsan_release(sync); }
 }  // namespace
@@ -43,6 +47,7 @@ void* tsan_this_fiber() { return nullptr; }
 void* tsan_new_fiber() { return nullptr; }
 void tsan_delete_fiber(void*) {}
 void tsan_switch(void*) {}
+void tsan_join(void*, void*) {}
 void acquire(char*) {}
 void release(char*) {}
 }  // namespace
@@ -286,7 +291,9 @@ void run_block() {
           if (runnable(fibers[t].state)) resume(t);
       while (open_warp_barriers(first, end));
     }
-    if (has(State::waits_for_warp))
+    if (has(State::waits_for_warp)) {
+      // They never end: what comes next must not count as a race with what they did.
+      for (const Fiber& f : fibers) tsan_join(f.tsan, running->scheduler_tsan);
       throw std::logic_error(
           std::string(running->kernel) + ": block " + std::to_string(blockIdx.x) +
           " hangs: " + list(State::waits_for_warp) +
@@ -294,6 +301,7 @@ void run_block() {
           (has(State::waits_for_block)
                ? "; " + list(State::waits_for_block) + " wait in __syncthreads"
                : ""));
+    }
   } while (has(State::waits_for_block));
 }
 
