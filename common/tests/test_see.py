@@ -29,12 +29,12 @@ def see(*words: str) -> subprocess.CompletedProcess[str]:
 
 @lru_cache(maxsize=None)
 def printed(words: str) -> str:
-    """Without the compiler's line, and without the blanks at the end of lines."""
+    """Without the compiler's line, if it was needed, and without the blanks at the end of lines."""
     done = see(*words.split())
     if done.returncode:
         raise AssertionError(f"./learn see {words} exits with {done.returncode}: {done.stderr}")
     lines = [line.rstrip() for line in done.stdout.splitlines()]
-    return "\n".join(lines[1:]) + "\n"
+    return "\n".join(lines[1:] if lines[0].startswith("+ ") else lines) + "\n"
 
 
 def pattern(quoted: str) -> re.Pattern[str]:
