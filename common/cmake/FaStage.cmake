@@ -403,6 +403,13 @@ function(fa_stage_tests target library variant replaced replacements)
     if(target MATCHES "^exercise")
       set_target_properties(${target}_object PROPERTIES FA_READERS TRUE)
       target_link_libraries(${target}_object PRIVATE fa_readers)
+      if(replacements MATCHES "/woven/double/")
+        target_precompile_headers(${target}_object PRIVATE ${PROJECT_SOURCE_DIR}/common/practice/eigen.hpp)
+        list(APPEND objects $<TARGET_OBJECTS:fa_practice_eigen>)
+      else()
+        target_compile_options(${target}_object PRIVATE
+          $<$<COMPILE_LANGUAGE:CXX>:-include ${PROJECT_SOURCE_DIR}/common/practice/assertions.hpp>)
+      endif()
     else()  # deliberate defects may leave a variable unused, which would end a hunt before it begins
       target_compile_options(${target}_object PRIVATE -w)
     endif()
