@@ -237,7 +237,7 @@ TEST(Threads, AnyNumberOfThemGivesTheSameBits) {
       spec.p.B = 2;
       spec.p.Hq = 4;
       spec.p.Hkv = 2;
-      spec.p.Nq = spec.p.Nk = 300;
+      spec.p.Nq = spec.p.Nk = 150;
       spec.p.d = 32;
       spec.p.causal = mask;
       Options options{kernel};
