@@ -1,5 +1,5 @@
-// Memory that begins where a cache line does. `new T[n]` promises 16 bytes; a vector of 64 bytes that
-// lies across two lines takes twice as long, and a measurement then depends on luck.
+// Memory that begins where a cache line does. `new T[n]` promises 16 bytes; a vector of 64 bytes
+// that lies across two lines takes twice as long, and a measurement then depends on luck.
 #pragma once
 #include <cstddef>
 #include <new>
