@@ -19,7 +19,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-QUOTATION = re.compile(r"^<!-- output (?P<program>\S+) -->\n```text\n\$ [^\n]*\n(?P<lines>.*?)^```\n<!-- end -->$", re.M | re.S)
+QUOTATION = re.compile(r"^<!-- output (?P<program>\S+) -->\n```text\n\$ [^\n]*\n(?P<lines>.*?)^```\n<!-- end -->$",
+                       re.M | re.S)
 
 
 def main() -> int:

@@ -54,9 +54,10 @@ def stale_pictures() -> list[str]:
         spec = importlib.util.spec_from_file_location(program.stem, program)
         assert spec and spec.loader
         spec.loader.exec_module(module := importlib.util.module_from_spec(spec))
-        picture = program.with_suffix(".svg")
-        if not picture.exists() or picture.read_text(encoding="utf-8") != module.drawn():
-            stale.append(f"{picture.relative_to(ROOT)}: not what {program.relative_to(ROOT)} draws; run it")
+        for name, drawn in module.pictures().items():
+            picture = program.with_name(name)
+            if not picture.exists() or picture.read_text(encoding="utf-8") != drawn:
+                stale.append(f"{picture.relative_to(ROOT)}: not what {program.relative_to(ROOT)} draws; run it")
     return stale
 
 
