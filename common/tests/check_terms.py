@@ -28,7 +28,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 GLOSSARY = Path("docs/glossary.md")
-ORDINARY = frozenset({"bank", "block", "diagonal", "full", "group", "mark", "merge", "pass", "promise", "section", "skeleton", "skipped", "task", "view"})
+ORDINARY = frozenset("bank block device diagonal event full group host mark merge pass promise section skeleton skipped task "
+                     "view".split())
 
 BOLD = re.compile(r"\*\*(?=\S)((?:[^*]|\*(?!\*))+?)(?<=\S)\*\*")
 ENTRY = re.compile(r"^\*\*(.+?)\.?\*\*(.*?)(?=^\*\*|\Z)", re.M | re.S)
