@@ -51,17 +51,24 @@ class Picture:
 
 # ---------------------------------------------------------------- the machine
 
-def recorded() -> tuple[str, str, str, str]:
-    """MiB of L2, and TB/s of shared memory, of L2 and of device memory."""
-    noted = (STAGE / "results" / "nvidia-h200.bandwidth.txt").read_text(encoding="utf-8")
-    found = (re.search(rf"{words}", noted, re.M) for words in
-             (r", (\d+) MiB of L2;", r"^shared memory +(\S+)$", r"^L2, 16 MiB +(\S+)$", r"^device memory +(\S+)$"))
-    size, shared, l2, device = (match[1] for match in found if match)
-    return size, shared, l2, device
+def recorded() -> tuple[str, list[str]]:
+    """MiB of L2; of shared memory, L2 and device memory what they deliver, and how long one thread waits, if recorded."""
+    results = STAGE / "results"
+    noted = (results / "nvidia-h200.bandwidth.txt").read_text(encoding="utf-8")
+    latency = results / "nvidia-h200.latency.txt"
+    waits = latency.read_text(encoding="utf-8") if latency.exists() else ""
+
+    def told(level: str) -> str:
+        speed, = re.findall(rf"^{level} +(\S+)$", noted, re.M)
+        wait = re.findall(rf"^{level.replace('16', '2')} +(\S+)$", waits, re.M)
+        return f"{speed} TB/s" + "".join(f", {cycles} cycles" for cycles in wait)
+
+    size, = re.findall(r", (\d+) MiB of L2;", noted)
+    return size, [told(level) for level in ("shared memory", "L2, 16 MiB", "device memory")]
 
 
 def machine() -> str:
-    l2_size, shared, l2, device = recorded()
+    l2_size, (shared, l2, device) = recorded()
     p = Picture(486, "The machine: an H200 and its host",
                 "A streaming multiprocessor has four schedulers with 32 lanes and 64 KiB of registers each, and shared "
                 "memory. 132 of them share the L2 cache, behind which lies device memory. The host has a memory of its own.")
@@ -84,13 +91,13 @@ def machine() -> str:
             p.text(middle, 160 + 19 * line, words, pixels, bold=pixels == 14, anchor="middle")
     p.box(left + 12, 254, width - 40, 42, GREEN, 0.16, 4)
     p.text(left + 24, 280, "shared memory: up to 227 KiB for a block", 14, bold=True)
-    p.text(left + width - 40, 280, f"{shared} TB/s, all 132", 13, anchor="end")
-    for y, colour, name, speed in ((334, ORANGE, f"L2 cache: {l2_size} MiB, one for all SMs", f"{l2} TB/s"),
-                                   (392, ORANGE, "device memory (HBM): 141 GB", f"{device} TB/s")):
+    p.text(left + width - 40, 280, shared, 13, anchor="end")
+    for y, colour, name, speed in ((334, ORANGE, f"L2 cache: {l2_size} MiB, one for all SMs", l2),
+                                   (392, ORANGE, "device memory (HBM): 141 GB", device)):
         p.box(left, y, width - 16, 44, colour, 0.10 if y < 390 else 0.2, 4)
         p.text(left + 12, y + 27, name, 15, bold=True)
         p.text(left + width - 28, y + 27, speed, 14, anchor="end")
-    p.text(left, 459, "near, small and fast above; far, large and slow below", 13, FAINT)
+    p.text(left, 459, "TB/s: all SMs reading. Near, small and fast above; far, large and slow below.", 13, FAINT)
     p.box(20, 334, 108, 102, FAINT, 0.12, 6)
     for line, words in enumerate(("the host:", "a CPU and", "its memory")):
         p.text(74, 360 + 22 * line, words, 14, bold=line == 0, anchor="middle")
