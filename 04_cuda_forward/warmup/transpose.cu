@@ -35,7 +35,7 @@ __global__ void tile_kernel(const float* in, float* out, int row, Touched* touch
   const int x = threadIdx.x, y = threadIdx.y;
   const int read = y * n + x, put = y * row + x, get = x * row + y, write = y * n + x;
   tile[put] = in[read];
-  __syncthreads();  // other warps wrote what this one gets
+  __syncthreads();  // other warps put what this one gets
   out[write] = tile[get];
   touched[y * n + x] = {read, put, get, write};
 }
@@ -101,8 +101,9 @@ int report(const char* name, const Launch& launch) {
 
 int run() {
   const dim3 one(1), block(n, n);
-  std::printf("an access of a warp:       sectors  sectors    turns    turns\n");
-  std::printf("                           to read to write   to put   to get    wrong\n");
+  std::printf("%-24s%9s%9s%9s%9s\n", "an access of a warp:", "sectors", "sectors", "turns",
+              "turns");
+  std::printf("%-24s%9s%9s%9s%9s%9s\n", "", "to read", "to write", "to put", "to get", "wrong");
   int wrong = report("naive", [&](const float* in, float* out, Touched* touched) {
     FA_LAUNCH(naive_kernel, one, block, 0, nullptr, in, out, touched);
   });
