@@ -9,12 +9,24 @@
 namespace fa::cuda_forward {
 
 enum class Kernel {
-  best,            // register_tiled if it can run here, else tiled
+  best,            // the highest rung of the ladder that can run here
   baseline,        // cuBLAS, softmax, cuBLAS: stores S and P, in scratch. To be beaten
   tiled,           // the lesson: stage 03's tiles, a block of threads each
   register_tiled,  // the same, with the tiles of scores and outputs held in registers
+  // ladder/, one idea each; a kernel has all ideas of those before it
+  neighbours,       // neighbouring lanes share what they read
+  eight_rows,       // 8 rows a thread
+  eight_by_eight,   // 8 x 8 numbers a thread in both products
+  copies_ahead,     // the next chunk of keys or values comes while this one is used
+  fragments_ahead,  // and so do the next numbers from shared memory
+  lazy_maximum,     // m moves only when it must
+  longest_first,    // the longest rows of all heads first
 };
 const char* name(Kernel kernel);
+inline constexpr Kernel ladder[] = {
+    Kernel::tiled,           Kernel::register_tiled, Kernel::neighbours,
+    Kernel::eight_rows,      Kernel::eight_by_eight, Kernel::copies_ahead,
+    Kernel::fragments_ahead, Kernel::lazy_maximum,   Kernel::longest_first};
 
 struct Options {
   Kernel kernel = Kernel::best;
@@ -55,6 +67,25 @@ void launch_tiled(const Problem& p, const Forward<float>& t, float scale, cudaSt
 void launch_register_tiled(const Problem& p, const Forward<float>& t, float scale,
                            cudaStream_t stream);
 std::size_t register_tiled_shared_bytes(std::int64_t d);
+void launch_neighbours(const Problem& p, const Forward<float>& t, float scale, cudaStream_t stream);
+std::size_t neighbours_shared_bytes(std::int64_t d);
+void launch_eight_rows(const Problem& p, const Forward<float>& t, float scale, cudaStream_t stream);
+std::size_t eight_rows_shared_bytes(std::int64_t d);
+void launch_eight_by_eight(const Problem& p, const Forward<float>& t, float scale,
+                           cudaStream_t stream);
+std::size_t eight_by_eight_shared_bytes(std::int64_t d);
+void launch_copies_ahead(const Problem& p, const Forward<float>& t, float scale,
+                         cudaStream_t stream);
+std::size_t copies_ahead_shared_bytes(std::int64_t d);
+void launch_fragments_ahead(const Problem& p, const Forward<float>& t, float scale,
+                            cudaStream_t stream);
+std::size_t fragments_ahead_shared_bytes(std::int64_t d);
+void launch_lazy_maximum(const Problem& p, const Forward<float>& t, float scale,
+                         cudaStream_t stream);
+std::size_t lazy_maximum_shared_bytes(std::int64_t d);
+void launch_longest_first(const Problem& p, const Forward<float>& t, float scale,
+                          cudaStream_t stream);
+std::size_t longest_first_shared_bytes(std::int64_t d);
 // S: [B, Hq, Nq, Nk] without gaps; holds P afterwards.
 void launch_baseline(const Problem& p, const Forward<float>& t, float scale, float* S,
                      cudaStream_t stream);

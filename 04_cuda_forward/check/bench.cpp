@@ -1,5 +1,6 @@
 // The kernels against each other and against the baseline that stores the scores; B = 4, H = 8. The
 // side trail of stage 03 runs on all cores of the same machine, with B = 1.
+#include <iterator>
 #include <thread>
 #include "03_tiled_cpu/tiled_cpu.hpp"
 #include "04_cuda_forward/cuda_forward.hpp"
@@ -8,6 +9,12 @@
 void fa::bench::register_benchmarks(Size size) {
   using cuda_forward::Kernel;
   needs_gpu();
+  std::vector<Kernel> kernels = {Kernel::baseline, Kernel::tiled, Kernel::register_tiled,
+                                 Kernel::longest_first};
+  if (size == Size::full) {
+    kernels = {Kernel::baseline};
+    kernels.insert(kernels.end(), std::begin(cuda_forward::ladder), std::end(cuda_forward::ladder));
+  }
   for (std::int64_t d :
        size == Size::full ? std::vector<std::int64_t>{64, 128} : std::vector<std::int64_t>{64})
     for (std::int64_t N : sizes(size, {512, 1024, 2048, 4096}, {8192, 16384}))
@@ -18,7 +25,7 @@ void fa::bench::register_benchmarks(Size size) {
         p.Nq = p.Nk = N;
         p.d = d;
         p.causal = causal;
-        for (Kernel kernel : {Kernel::baseline, Kernel::tiled, Kernel::register_tiled})
+        for (Kernel kernel : kernels)
           gpu_forward(std::string("stage04/forward/") + cuda_forward::name(kernel), p,
                       cuda_forward::scratch_bytes(p, kernel),
                       [kernel](const Problem& q, const Forward<float>& t, void* scratch,

@@ -151,6 +151,7 @@ struct Fiber {
   unsigned mask = 0;        // of the lanes that it waits for
   std::uint64_t value = 0;  // handed to the others of its warp
   unsigned warp_phase = 0, block_phase = 0;
+  std::vector<fa::emulator::Copy> copies;  // asked for, not waited for
 };
 
 // A barrier's object for the sanitizer: two, because a fast thread may arrive at the next barrier
@@ -225,7 +226,10 @@ void resume(unsigned index) {
   running->current = index;
   const dim3& b = blockDim;
   threadIdx = {index % b.x, index / b.x % b.y, index / b.x / b.y};
-  if (fiber.state == State::fresh) fiber.at = fresh_stack(fiber.stack.get());
+  if (fiber.state == State::fresh) {
+    fiber.at = fresh_stack(fiber.stack.get());
+    fiber.copies.clear();
+  }
   fiber.state = State::ready;
   tsan_switch(fiber.tsan);
   fa_switch_stack(&running->scheduler, fiber.at);
@@ -311,6 +315,7 @@ void run_block() {
 void misaligned() { last_error = cudaErrorMisalignedAddress; }
 unsigned lane() { return running->current % warp_size; }
 void* dynamic_shared_memory() { return running->shared.get(); }
+std::vector<Copy>& copies_under_way() { return self().copies; }
 
 // A shuffle: it brings the lanes together, but orders no memory. That is what __syncwarp is for.
 std::uint64_t exchange(unsigned mask, std::uint64_t value, unsigned source) {
@@ -319,6 +324,17 @@ std::uint64_t exchange(unsigned mask, std::uint64_t value, unsigned source) {
   const unsigned first = running->current / warp_size * warp_size;
   const bool inside = source < warp_size && first + source < running->fibers.size();
   const std::uint64_t result = inside ? running->fibers[first + source].value : value;
+  wait_for_warp(mask);
+  return result;
+}
+
+bool any(unsigned mask, bool x) {
+  self().value = x;
+  wait_for_warp(mask);
+  const unsigned first = running->current / warp_size * warp_size;
+  bool result = false;
+  for (unsigned l = 0; l < warp_size && first + l < running->fibers.size(); ++l)
+    result |= (mask >> l & 1) && running->fibers[first + l].value;
   wait_for_warp(mask);
   return result;
 }

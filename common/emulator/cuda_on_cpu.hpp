@@ -11,8 +11,8 @@
 //
 // Shared memory is filled with NaN before each block, device memory when it is allocated. A write
 // behind the shared memory that a launch asked for is an error of that launch.
-// Not here: the time a GPU takes, several blocks at once, anything of stage 06 (tensor cores,
-// cp.async, TMA).
+// Not here: the time a GPU takes, several blocks at once, what only stage 06 uses (tensor cores,
+// TMA).
 #pragma once
 #include <cmath>
 #include <cstddef>
@@ -21,6 +21,7 @@
 #include <functional>
 #include <set>
 #include <string>
+#include <vector>
 
 // ---- the language ----
 
@@ -96,8 +97,30 @@ void __syncwarp(unsigned mask = 0xffffffff);
 namespace fa::emulator {
 // The lanes of `mask` each hand in a value and take that of lane `source` (its own if outside).
 std::uint64_t exchange(unsigned mask, std::uint64_t value, unsigned source);
+// Is x true in any lane of `mask`? Orders no memory either.
+bool any(unsigned mask, bool x);
 unsigned lane();
 void* dynamic_shared_memory();
+
+// cp.async: what this thread has asked for and not waited for. The place holds NaN until then.
+struct Copy {
+  void* to;
+  const void* from;  // null: zeros
+  std::size_t bytes;
+};
+std::vector<Copy>& copies_under_way();
+inline void copy_later(void* to, const void* from, std::size_t bytes) {
+  std::memset(to, 0xff, bytes);
+  copies_under_way().push_back({to, from, bytes});
+}
+inline void copy_now() {
+  for (const Copy& copy : copies_under_way())
+    if (copy.from)
+      std::memcpy(copy.to, copy.from, copy.bytes);
+    else
+      std::memset(copy.to, 0, copy.bytes);
+  copies_under_way().clear();
+}
 
 template <class T>
 T shuffle(unsigned mask, T value, unsigned source) {
@@ -152,6 +175,7 @@ template <class T>
 T __shfl_down_sync(unsigned mask, T value, unsigned by) {
   return fa::emulator::shuffle(mask, value, fa::emulator::lane() + by);
 }
+inline int __any_sync(unsigned mask, int x) { return fa::emulator::any(mask, x != 0); }
 // One thread runs at a time; the atomic tells ThreadSanitizer that this is no race.
 inline float atomicAdd(float* address, float value) {
   std::uint32_t bits, now;

@@ -227,6 +227,7 @@ void lengths(Run& run) {
       for (Int d : {8, 72, 200}) {
         if (d != 8 && (run.d(d) == spec.p.d || Nq != 70)) continue;
         spec.p.d = run.d(d);
+        if (run.promises().takes && !run.promises().takes(spec.p)) continue;
         run.each_type([&](auto type) {
           using T = decltype(type);
           run.run<T>(spec, "padding NaN", [&]() -> std::string {
