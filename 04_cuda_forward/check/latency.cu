@@ -9,7 +9,7 @@
 #include <random>
 #include <vector>
 
-#include "common/core/cuda.hpp"
+#include "common/core/cuda_program.hpp"
 
 namespace {
 
@@ -76,9 +76,7 @@ double from_global(void (*kernel)(unsigned long long, int, long long*, unsigned 
   });
 }
 
-}  // namespace
-
-int main() {
+int run() {
   cudaDeviceProp gpu;
   FA_CUDA_CHECK(cudaGetDeviceProperties(&gpu, 0));
   std::printf("%s; one thread, each load after the one before it, cycles; medians of %d rounds\n",
@@ -87,4 +85,9 @@ int main() {
   std::printf("L1, 16 KiB      %4.0f\n", from_global(chase<From::L1>, 16 << 10, false));
   std::printf("L2, 2 MiB       %4.0f\n", from_global(chase<From::L2>, 2 << 20, false));
   std::printf("device memory   %4.0f\n", from_global(chase<From::L2>, 64 << 20, true));
+  return 0;
 }
+
+}  // namespace
+
+int main() { return fa::cuda_program(run); }
