@@ -54,10 +54,13 @@ int sectors(const std::vector<int>& places) {
 // Turns that one access of a warp takes: the different words in the bank that is asked for most.
 int turns(const std::vector<int>& places) {
   std::vector<std::set<int>> words(banks);
-  for (int place : places) words[place % banks].insert(place);
-  return int(std::max_element(words.begin(), words.end(), [](auto& a, auto& b) {
-               return a.size() < b.size();
-             })->size());
+  std::size_t most = 0;
+  for (int place : places) {
+    std::set<int>& bank = words[place % banks];
+    bank.insert(place);
+    most = std::max(most, bank.size());
+  }
+  return int(most);
 }
 // [end quote]
 
@@ -66,8 +69,8 @@ int most(const std::vector<Touched>& touched, int Touched::*access,
          int (*count)(const std::vector<int>&)) {
   int result = -1;
   for (int first = 0; first < threads; first += lanes) {
-    std::vector<int> places;
-    for (int lane = 0; lane < lanes; ++lane) places.push_back(touched[first + lane].*access);
+    std::vector<int> places(lanes);
+    for (int lane = 0; lane < lanes; ++lane) places[lane] = touched[first + lane].*access;
     if (places[0] >= 0) result = std::max(result, count(places));
   }
   return result;
