@@ -3,6 +3,7 @@
 #include "common/emulator/cuda_on_cpu.hpp"
 
 #include <algorithm>
+#include <chrono>
 #include <cstdlib>
 #include <map>
 #include <memory>
@@ -527,4 +528,36 @@ cudaError_t cudaMemsetAsync(void* memory, int byte, std::size_t bytes, cudaStrea
   return cudaMemset(memory, byte, bytes);
 }
 cudaError_t cudaDeviceSynchronize() { return cudaSuccess; }
+
+struct fa_emulated_stream {};
+cudaError_t cudaStreamCreate(cudaStream_t* stream) {
+  *stream = new fa_emulated_stream;
+  return cudaSuccess;
+}
+cudaError_t cudaStreamDestroy(cudaStream_t stream) {
+  delete stream;
+  return cudaSuccess;
+}
 cudaError_t cudaStreamSynchronize(cudaStream_t) { return cudaSuccess; }
+
+struct fa_emulated_event {
+  std::chrono::steady_clock::time_point time;
+};
+cudaError_t cudaEventCreate(cudaEvent_t* event) {
+  *event = new fa_emulated_event;
+  return cudaSuccess;
+}
+cudaError_t cudaEventDestroy(cudaEvent_t event) {
+  delete event;
+  return cudaSuccess;
+}
+cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
+  fa::emulator::note(stream);
+  event->time = std::chrono::steady_clock::now();
+  return cudaSuccess;
+}
+cudaError_t cudaEventSynchronize(cudaEvent_t) { return cudaSuccess; }
+cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t begin, cudaEvent_t end) {
+  *milliseconds = std::chrono::duration<float, std::milli>(end->time - begin->time).count();
+  return cudaSuccess;
+}

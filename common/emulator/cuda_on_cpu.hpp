@@ -11,7 +11,8 @@
 //
 // Shared memory is filled with NaN before each block, device memory when it is allocated. A write
 // behind the shared memory that a launch asked for is an error of that launch.
-// Not here: time, several blocks at once, what only stage 06 uses (tensor cores, TMA).
+// Not here: the time a GPU takes, several blocks at once, what only stage 06 uses (tensor cores,
+// TMA).
 #pragma once
 #include <cmath>
 #include <cstddef>
@@ -212,6 +213,7 @@ enum cudaDeviceAttr {
 };
 enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize };
 using cudaStream_t = fa_emulated_stream*;
+using cudaEvent_t = struct fa_emulated_event*;
 
 const char* cudaGetErrorString(cudaError_t);
 const char* cudaGetErrorName(cudaError_t);
@@ -231,7 +233,15 @@ cudaError_t cudaMemcpyAsync(void* to, const void* from, std::size_t bytes, cudaM
 cudaError_t cudaMemset(void* memory, int byte, std::size_t bytes);
 cudaError_t cudaMemsetAsync(void* memory, int byte, std::size_t bytes, cudaStream_t = nullptr);
 cudaError_t cudaDeviceSynchronize();
+cudaError_t cudaStreamCreate(cudaStream_t*);
+cudaError_t cudaStreamDestroy(cudaStream_t);
 cudaError_t cudaStreamSynchronize(cudaStream_t);
+// A kernel runs inside its launch, so an event holds the time of the CPU at which it was recorded.
+cudaError_t cudaEventCreate(cudaEvent_t*);
+cudaError_t cudaEventDestroy(cudaEvent_t);
+cudaError_t cudaEventRecord(cudaEvent_t, cudaStream_t = nullptr);
+cudaError_t cudaEventSynchronize(cudaEvent_t);
+cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t, cudaEvent_t);
 namespace fa::emulator {
 cudaError_t allow_dynamic_shared_memory(const void* kernel, int bytes);
 }
