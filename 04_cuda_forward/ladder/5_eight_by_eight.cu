@@ -1,5 +1,6 @@
 // Eight rows times eight keys a thread for S, eight rows times eight columns for O: 16 float4 loads
-// for 256 multiply-adds. P is stored key by key, so that a thread reads its eight rows as two float4.
+// for 256 multiply-adds. P is stored key by key, so that a thread reads its eight rows as two
+// float4.
 //
 //   a warp      8 LR rows; its lanes lie in LR rows (ty) of LC (tx), placed as in rung 3
 //   a thread    rows 4 ty ... 4 ty + 3 and four more half a warp's rows below; keys 8 tx ... 8 tx + 7;

@@ -1,5 +1,5 @@
-// The next chunk of keys or values is on its way while this one is multiplied: cp.async copies without
-// a thread that waits, there are two places for chunks, and one barrier a chunk.
+// The next chunk of keys or values is on its way while this one is multiplied: cp.async copies
+// without a thread that waits, there are two places for chunks, and one barrier a chunk.
 #include <algorithm>
 #include <cfloat>
 

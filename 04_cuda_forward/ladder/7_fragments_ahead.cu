@@ -1,5 +1,5 @@
-// What the next step multiplies is loaded while this step multiplies: a load from shared memory takes
-// some thirty cycles, and eight warps on an SM are too few to hide it behind each other.
+// What the next step multiplies is loaded while this step multiplies: a load from shared memory
+// takes some thirty cycles, and eight warps on an SM are too few to hide it behind each other.
 #include <algorithm>
 #include <cfloat>
 

@@ -1,6 +1,7 @@
 // The maximum may lag behind. Softmax is the same for every m that keeps exp(s - m) from
-// overflowing; m follows only when a score passes it by a factor of 2^8, which after the first tiles
-// is seldom. Then a tile costs no shuffle and O is not scaled again. Powers of 2 instead of e.
+// overflowing; m follows only when a score passes it by a factor of 2^8, which after the first
+// tiles is seldom. Then a tile costs no shuffle and O is not scaled again. Powers of 2 instead of
+// e.
 #include <algorithm>
 #include <cfloat>
 
