@@ -3,8 +3,8 @@
 // float4.
 //
 //   a warp      8 LR rows; its lanes lie in LR rows (ty) of LC (tx), placed as in rung 3
-//   a thread    rows 4 ty ... 4 ty + 3 and four more half a warp's rows below; keys 8 tx ... 8 tx + 7;
-//               columns 4 tx ... 4 tx + 3 and four more D / 2 further
+//   a thread    rows 4 ty ... 4 ty + 3 and four more half a warp's rows below; keys
+//               8 tx ... 8 tx + 7; columns 4 tx ... 4 tx + 3 and four more D / 2 further
 #include <algorithm>
 #include <cfloat>
 
