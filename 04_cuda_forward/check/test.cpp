@@ -208,6 +208,30 @@ TEST_F(Gpu, SaysHowMuchSharedMemoryIsMissing) {
 #endif
 }
 
+// Powers of 2 need scale log2(e), which may overflow where the scale does not.
+TEST_F(Gpu, AScaleThatIsTooLargeForPowersOfTwoTakesALowerRung) {
+  Spec s = spec(20, 40, 16);
+  s.p.scale = 3e38;
+  ForwardCase<float> c(s, true);
+  c.Q.fill([](auto, auto, auto i, auto x) { return x == 0 ? 1e-38 * double(i) : 0; });
+  c.K.fill([](auto, auto, auto j, auto x) { return x == 0 ? double(j % 7) - 3 : 0; });
+  EXPECT_NE(refusal([&] { run(c, Kernel::longest_first); }).find("scale * log2(e)"),
+            std::string::npos);
+  const Kernel chosen = run(c, Kernel::best);
+  EXPECT_LT(chosen, Kernel::lazy_maximum);
+  EXPECT_GE(chosen, Kernel::register_tiled);
+  EXPECT_EQ(c.verdict(), "") << name(chosen);
+}
+
+TEST_F(Gpu, RefusesMoreKeysThanThirtyTwoBitsCount) {
+  const Problem p = spec(1, Int(1) << 31, 1).p;
+  for (Kernel kernel : cuda_forward::ladder)
+    EXPECT_EQ(cuda_forward::unsupported(p, Forward<float>{}, kernel).find("Nk must be below") !=
+                  std::string::npos,
+              kernel >= Kernel::neighbours)
+        << name(kernel);
+}
+
 #ifdef FA_EMULATED
 // No result tells in which order blocks take their rows, only how long the last of them takes.
 TEST_F(Gpu, TheFirstBlockTakesTheLongestRows) {
