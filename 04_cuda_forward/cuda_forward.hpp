@@ -48,8 +48,8 @@ std::string unsupported(const Problem& p, const Forward<float>& t, Kernel kernel
 // alignments, key lengths (a length outside [0, Nk] is clamped: nobody can look at it without
 // waiting for the GPU), any finite scale, d <= 128, B Hq ceil(Nq / 16) < 2^31. The result is the
 // same, bit by bit, from run to run. From neighbours on Nk is below 2^31 - 256; lazy_maximum and
-// longest_first take powers of 2, and want scale log2(e), and the scores times log2(e), finite. Where
-// a kernel cannot take a problem, best takes the next lower one that can.
+// longest_first take powers of 2, and want scale log2(e), and the scores times log2(e), finite.
+// Where a kernel cannot take a problem, best takes the next lower one that can.
 // A NaN in the value of a key that the mask hides may reach a row if one of its tile of rows sees a
 // key of the same tile of keys, for 0 * NaN is NaN: 32 rows in tiled, 64 in register_tiled and
 // neighbours, 128 in eight_rows; from eight_by_eight on 64 rows and eight keys. Keys past a key
