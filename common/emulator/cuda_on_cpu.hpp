@@ -25,8 +25,13 @@
 
 // ---- the language ----
 
+#ifdef FA_XRAY  // see xray.hpp; what a kernel calls becomes part of it, as under nvcc
+#define __global__ __attribute__((noinline))
+#define __device__ __attribute__((always_inline))
+#else
 #define __global__
 #define __device__
+#endif
 #define __host__
 #define __forceinline__ inline
 #define __launch_bounds__(...)
@@ -64,6 +69,10 @@ struct alignas(16) float4 {
   float x, y, z, w;
   float4() = default;
   float4(float x_, float y_, float z_, float w_) : x(x_), y(y_), z(z_), w(w_) {}
+#ifdef FA_XRAY  // one access of 16 bytes, not four
+  float4(const float4& from);
+  float4& operator=(const float4& from);
+#else
   float4(const float4& from) : x(from.x), y(from.y), z(from.z), w(from.w) {
     fa::emulator::check_alignment(&from, 16);
   }
@@ -76,6 +85,7 @@ struct alignas(16) float4 {
     w = from.w;
     return *this;
   }
+#endif
 };
 inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
 
@@ -139,6 +149,16 @@ void launch(const char* kernel, const void* function, dim3 grid, dim3 block,
             std::size_t shared_bytes, fa_emulated_stream* stream,
             const std::function<void()>& thread);
 
+// For the x-ray: which thread of which kernel runs.
+struct Position {
+  const char* kernel;        // null outside of kernels
+  unsigned thread;           // of its block
+  unsigned waits;            // how often this thread has waited for its warp or its block
+  std::uint64_t phase;       // counts what lies between two __syncthreads of a block
+  const char *shared, *end;  // the block's dynamic shared memory
+};
+Position position();
+
 // For tests: the streams that launches and asynchronous calls named since the last time, and the
 // kernels that were to be launched.
 std::set<fa_emulated_stream*> take_streams();
@@ -176,6 +196,9 @@ T __shfl_down_sync(unsigned mask, T value, unsigned by) {
   return fa::emulator::shuffle(mask, value, fa::emulator::lane() + by);
 }
 inline int __any_sync(unsigned mask, int x) { return fa::emulator::any(mask, x != 0); }
+#ifdef FA_XRAY
+float atomicAdd(float* address, float value);
+#else
 // One thread runs at a time; the atomic tells ThreadSanitizer that this is no race.
 inline float atomicAdd(float* address, float value) {
   std::uint32_t bits, now;
@@ -190,6 +213,7 @@ inline float atomicAdd(float* address, float value) {
       return old;
   }
 }
+#endif
 
 // ---- the runtime ----
 
