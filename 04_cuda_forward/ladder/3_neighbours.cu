@@ -29,8 +29,10 @@ __global__ void __launch_bounds__(threads, D <= 64 ? 4 : 2)
     neighbours_kernel(Problem p, Forward<float> t, float scale) {
   using C = Shape<D>;
   constexpr int TR = C::TR, WR = C::WR, Bc = C::Bc, LC = C::LC, columns = C::columns;
+  // [quote lanes]
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int tx = lane / 2 % LC, ty = lane % 2 + lane / (2 * LC) * 2;
+  // [end quote]
   float* const Qi = dynamic_shared<float>();
   float* const KVj = Qi + C::Br * C::row;  // first K_j, then V_j
   float* const Pij = KVj + Bc * C::row;

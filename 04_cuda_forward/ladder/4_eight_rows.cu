@@ -14,9 +14,11 @@ constexpr int warps = 4, threads = 32 * warps;
 
 template <int D_>
 struct Shape {
+  // [quote rows]
   static constexpr int D = D_, LC = 8, LR = 4;  // a warp's lanes: LR rows of LC
   static constexpr int TR = D <= 64 ? 8 : 4, WR = TR * LR,
-                       Br = warps * WR;              // rows of a thread, a warp, a block
+                       Br = warps * WR;  // rows of a thread, a warp, a block
+  // [end quote]
   static constexpr int Bc = 8 * LC;                  // keys
   static constexpr int columns = D / LC;             // of O of a thread
   static constexpr int row = D + 4, P_row = Bc + 8;  // padded

@@ -3,8 +3,9 @@
 // float4.
 //
 //   a warp      8 LR rows; its lanes lie in LR rows (ty) of LC (tx), placed as in rung 3
-//   a thread    rows 4 ty ... 4 ty + 3 and four more half a warp's rows below; keys
-//               8 tx ... 8 tx + 7; columns 4 tx ... 4 tx + 3 and four more D / 2 further
+//   a thread    rows 4 ty ... 4 ty + 3 and four more half a warp's rows below;
+//               keys 8 tx ... 8 tx + 7;
+//               columns 4 tx ... 4 tx + 3 and four more D / 2 further
 #include <algorithm>
 #include <cfloat>
 
@@ -149,6 +150,7 @@ __global__ void __launch_bounds__(threads, 2)
 #pragma unroll 1
       for (int k = 0; k < n; k += 8) {
 #pragma unroll
+        // [quote product]
         for (int e = 0; e < 8; ++e) {
           const float4 w0 = load4(w + e * WR), w1 = load4(w + e * WR + WR / 2);
           const float4 v0 = load4(v + e * D), v1 = load4(v + e * D + D / 2);
@@ -159,6 +161,7 @@ __global__ void __launch_bounds__(threads, 2)
 #pragma unroll
             for (int x = 0; x < 8; ++x) o[i][x] += wi[i] * vx[x];
         }
+        // [end quote]
         w += 8 * WR + 8;
         v += 8 * D;
       }

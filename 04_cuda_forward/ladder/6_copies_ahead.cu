@@ -83,11 +83,13 @@ __global__ void __launch_bounds__(threads, 2)
 #pragma unroll
       for (int j = 0; j < 8; ++j) s[i][j] = 0;
 #pragma unroll 1
+    // [quote chunks]
     for (int c = 0; c < C::K_chunks; ++c) {
       cp_async_wait();
       __syncthreads();  // chunk c is here, and nobody reads chunk c - 1
       fetch(c + 1, j0);
       if (!used) continue;
+      // [end quote]
       const float* const q = Qi + row(0) * D + row(0) + c * KX;
       const float* const k = stages + c % 2 * C::stage + tx * (8 * KX + 4);
       const auto q_at = [&](int i, int x) {

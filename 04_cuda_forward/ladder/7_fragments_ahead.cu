@@ -1,5 +1,5 @@
-// What the next step multiplies is loaded while this step multiplies: a load from shared memory
-// takes some thirty cycles, and eight warps on an SM are too few to hide it behind each other.
+// What the next step multiplies is loaded while this step multiplies, so that no step begins with a
+// wait for shared memory. Written out by hand here; the compiler had placed the loads as well.
 #include <algorithm>
 #include <cfloat>
 
@@ -97,6 +97,7 @@ __global__ void __launch_bounds__(threads, 2)
 #pragma unroll
       for (int i = 0; i < 8; ++i) qi[i] = q_at(i, 0);
 #pragma unroll 1
+      // [quote ahead]
       for (int x = 0; x < KX; x += 4) {
         const int ahead = (x + 4) % KX;  // at the end some numbers are loaded for nothing
 #pragma unroll
@@ -112,6 +113,7 @@ __global__ void __launch_bounds__(threads, 2)
           }
           kj = next;
         }
+        // [end quote]
       }
     }
 

@@ -1,7 +1,6 @@
 // The maximum may lag behind. Softmax is the same for every m that keeps exp(s - m) from
 // overflowing; m follows only when a score passes it by a factor of 2^8, which after the first
-// tiles is seldom. Then a tile costs no shuffle and O is not scaled again. Powers of 2 instead of
-// e.
+// tiles is seldom. Then a tile costs no shuffle and O is not scaled again. Powers of 2, not of e.
 #include <algorithm>
 #include <cfloat>
 
@@ -134,6 +133,7 @@ __global__ void __launch_bounds__(threads, 2)
       }
 
       // (4) m_new = max(m, rowmax S_ij), and l and O in its terms: only if m is far behind
+      // [quote lazy]
       if (__any_sync(0xffffffff, passed)) {
 #pragma unroll
         for (int i = 0; i < 8; ++i) {
@@ -150,6 +150,7 @@ __global__ void __launch_bounds__(threads, 2)
           for (int x = 0; x < 8; ++x) o[i][x] *= rescale;
         }
       }
+      // [end quote]
 
       // (5) P_ij = exp(S_ij - m), key by key: eight rows of a thread are two float4
       float* const to = Pij + tx * (8 * WR + 8) + 4 * ty;

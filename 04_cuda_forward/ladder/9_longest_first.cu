@@ -37,9 +37,11 @@ __global__ void __launch_bounds__(threads, 2)
   float* const stages = Qi + C::Q_size;
   float* const Pij = stages + 2 * C::stage + warp * C::P_size;
 
+  // [quote order]
   const int heads = int(p.B * p.Hq), tiles = int((p.Nq + C::Br - 1) / C::Br), d = int(p.d);
   const int head = int(blockIdx.x) % heads, b = head / int(p.Hq), h = head % int(p.Hq);
   const std::int64_t i0 = std::int64_t(tiles - 1 - int(blockIdx.x) / heads) * C::Br;
+  // [end quote]
   const int rows = int(min(std::int64_t(C::Br), p.Nq - i0));
   const Mask mask(p, b);
   const auto Q = t.Q.rows(b, h, p.Nq, d), K = t.K.rows(b, p.key_head(h), p.Nk, d),

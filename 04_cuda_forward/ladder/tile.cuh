@@ -23,9 +23,10 @@ inline bool aligned(const Problem& p, const Forward<float>& t) {
 // four. With every = none the rows lie without gaps.
 constexpr int none = 1 << 20;
 
-// For each group of four columns of rows first ... of X that the tile holds: copy(to, from, there,
-// left) with the columns that are left from there on. Rows from `present` on and columns from
-// X.cols on are not `there`. A thread keeps its four columns and goes down the rows.
+// For each group of four columns of rows first ... of X that the tile holds:
+// copy(to, from, there, left) with the columns that are left from there on. Rows from `present` on
+// and columns from X.cols on are not `there`. A thread keeps its four columns and goes down the
+// rows.
 template <int threads, int columns, int rows, int every, class Copy>
 __device__ __forceinline__ void for_each_four(float* tile, const Rows<const float>& X,
                                               std::int64_t first, int present, int x0,
