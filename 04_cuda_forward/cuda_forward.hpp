@@ -44,13 +44,16 @@ std::string unsupported(const Problem& p, const Forward<float>& t, Kernel kernel
 // O = softmax(scale Q K^T + mask) V and, if asked for, LSE; all pointers, key_lengths too, are to
 // device memory. Puts its work on the stream and returns at once; returns the kernel it chose.
 //
-// tiled and register_tiled promise: strides, unaligned pointers, groups of heads, both causal
+// The kernels of the ladder promise: strides, unaligned pointers, groups of heads, both causal
 // alignments, key lengths (a length outside [0, Nk] is clamped: nobody can look at it without
 // waiting for the GPU), any finite scale, d <= 128, B Hq ceil(Nq / 16) < 2^31. The result is the
-// same, bit by bit, from run to run. A NaN in the value of a key that the mask hides may reach a
-// row if one of its tile of rows (32 in tiled, 64 in register_tiled) sees a key of the same tile of
-// keys, for 0 * NaN is NaN; keys past a key length never do. The baseline promises rows that do not
-// overlap or run backwards.
+// same, bit by bit, from run to run. From neighbours on Nk is below 2^31 - 256; lazy_maximum and
+// longest_first take powers of 2, and want scale log2(e), and the scores times log2(e), finite.
+// Where a kernel cannot take a problem, best takes the next lower one that can.
+// A NaN in the value of a key that the mask hides may reach a row if one of its tile of rows sees a
+// key of the same tile of keys, for 0 * NaN is NaN: 32 rows in tiled, 64 in register_tiled and
+// neighbours, 128 in eight_rows; from eight_by_eight on 64 rows and eight keys. Keys past a key
+// length never do. The baseline promises rows that do not overlap or run backwards.
 //
 // T is float; any other type is refused in words. Throws std::invalid_argument, before any write,
 // for arguments outside these promises, and fa::CudaError where CUDA fails.

@@ -1,5 +1,6 @@
 // The kernels against each other and against the baseline that stores the scores; B = 4, H = 8. All
-// rungs of the ladder at two lengths, its ends at all. The side trail of stage 03 runs on all cores of the same machine, with B = 1.
+// rungs of the ladder at two lengths, its ends at all. The side trail of stage 03 runs on all cores
+// of the same machine, with B = 1.
 #include <iterator>
 #include <thread>
 #include "03_tiled_cpu/tiled_cpu.hpp"

@@ -48,8 +48,8 @@ StageUnderTest stage(Kernel kernel, Int nan_tile, Int nan_keys = 1) {
   s.unavailable = no_gpu;
   return s;
 }
-// A NaN in a hidden key's value reaches rows of the same tile: up to eight_rows as far as the tile of
-// keys is loaded at all, then within eight keys.
+// A NaN in a hidden key's value reaches rows of the same tile: up to eight_rows as far as the tile
+// of keys is loaded at all, then within eight keys.
 const bool registered = register_conformance(stage(Kernel::tiled, 32)) &&
                         register_conformance(stage(Kernel::register_tiled, 64)) &&
                         register_conformance(stage(Kernel::neighbours, 64)) &&
@@ -206,6 +206,30 @@ TEST_F(Gpu, SaysHowMuchSharedMemoryIsMissing) {
   EXPECT_EQ(run(c, Kernel::best), Kernel::tiled);
   EXPECT_EQ(c.verdict(), "");
 #endif
+}
+
+// Powers of 2 need scale log2(e), which may overflow where the scale does not.
+TEST_F(Gpu, AScaleThatIsTooLargeForPowersOfTwoTakesALowerRung) {
+  Spec s = spec(20, 40, 16);
+  s.p.scale = 3e38;
+  ForwardCase<float> c(s, true);
+  c.Q.fill([](auto, auto, auto i, auto x) { return x == 0 ? 1e-38 * double(i) : 0; });
+  c.K.fill([](auto, auto, auto j, auto x) { return x == 0 ? double(j % 7) - 3 : 0; });
+  EXPECT_NE(refusal([&] { run(c, Kernel::longest_first); }).find("scale * log2(e)"),
+            std::string::npos);
+  const Kernel chosen = run(c, Kernel::best);
+  EXPECT_LT(chosen, Kernel::lazy_maximum);
+  EXPECT_GE(chosen, Kernel::register_tiled);
+  EXPECT_EQ(c.verdict(), "") << name(chosen);
+}
+
+TEST_F(Gpu, RefusesMoreKeysThanThirtyTwoBitsCount) {
+  const Problem p = spec(1, Int(1) << 31, 1).p;
+  for (Kernel kernel : cuda_forward::ladder)
+    EXPECT_EQ(cuda_forward::unsupported(p, Forward<float>{}, kernel).find("Nk must be below") !=
+                  std::string::npos,
+              kernel >= Kernel::neighbours)
+        << name(kernel);
 }
 
 #ifdef FA_EMULATED

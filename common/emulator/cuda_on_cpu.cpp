@@ -3,6 +3,7 @@
 #include "common/emulator/cuda_on_cpu.hpp"
 
 #include <algorithm>
+#include <chrono>
 #include <cstdlib>
 #include <map>
 #include <memory>
@@ -151,6 +152,7 @@ struct Fiber {
   std::uint64_t value = 0;  // handed to the others of its warp
   unsigned warp_phase = 0, block_phase = 0;
   std::vector<fa::emulator::Copy> copies;  // asked for, not waited for
+  unsigned waits = 0;
 };
 
 // A barrier's object for the sanitizer: two, because a fast thread may arrive at the next barrier
@@ -170,10 +172,12 @@ struct Launch {
   std::vector<Sync> warps;
   char begin = 0, end = 0;
   std::unique_ptr<char[]> shared;
+  std::size_t shared_bytes = 0;
 };
 
 std::mutex one_launch_at_a_time;
 Launch* running = nullptr;
+std::uint64_t phase = 0;  // see Position
 thread_local cudaError_t last_error = cudaSuccess;
 std::map<const void*, int> allowed_shared;  // by kernel; guarded by the same mutex
 std::set<cudaStream_t> streams;             // guarded by the same mutex
@@ -188,6 +192,7 @@ Fiber& self() { return running->fibers[running->current]; }
 
 void yield(State state) {
   self().state = state;
+  ++self().waits;
   tsan_switch(running->scheduler_tsan);
   fa_switch_stack(&self().at, running->scheduler);
 }
@@ -285,6 +290,7 @@ void run_block() {
     return std::any_of(fibers.begin(), fibers.end(), [&](auto& f) { return f.state == s; });
   };
   do {
+    ++phase;
     for (Fiber& f : fibers)
       if (f.state == State::waits_for_block) f.state = State::ready;
     for (unsigned w = 0; w < warps; ++w) {
@@ -315,6 +321,12 @@ void misaligned() { last_error = cudaErrorMisalignedAddress; }
 unsigned lane() { return running->current % warp_size; }
 void* dynamic_shared_memory() { return running->shared.get(); }
 std::vector<Copy>& copies_under_way() { return self().copies; }
+Position position() {
+  if (!running) return {};
+  const char* const shared = running->shared.get();
+  return {running->kernel, running->current, self().waits,
+          phase,           shared,           shared + running->shared_bytes};
+}
 
 // A shuffle: it brings the lanes together, but orders no memory. That is what __syncwarp is for.
 std::uint64_t exchange(unsigned mask, std::uint64_t value, unsigned source) {
@@ -366,9 +378,13 @@ void launch(const char* kernel, const void* function, dim3 grid, dim3 block,
     f.stack.reset(new char[stack_bytes]);
     f.tsan = tsan_new_fiber();
   }
+  launch.shared_bytes = shared_bytes;
   launch.shared.reset(new char[shared_bytes + fence]);
   const char* const behind = launch.shared.get() + shared_bytes;
-  running = &launch;
+  const struct Running {
+    explicit Running(Launch* launch) { running = launch; }
+    ~Running() { running = nullptr; }  // also where a block hangs
+  } for_now(&launch);
   gridDim = grid;
   blockDim = block;
   for (blockIdx.z = 0; blockIdx.z < grid.z; ++blockIdx.z)
@@ -389,7 +405,6 @@ void launch(const char* kernel, const void* function, dim3 grid, dim3 block,
           last_error = cudaErrorIllegalAddress;
       }
   for (Fiber& f : launch.fibers) tsan_delete_fiber(f.tsan);
-  running = nullptr;
 }
 
 std::set<cudaStream_t> take_streams() {
@@ -527,4 +542,36 @@ cudaError_t cudaMemsetAsync(void* memory, int byte, std::size_t bytes, cudaStrea
   return cudaMemset(memory, byte, bytes);
 }
 cudaError_t cudaDeviceSynchronize() { return cudaSuccess; }
+
+struct fa_emulated_stream {};
+cudaError_t cudaStreamCreate(cudaStream_t* stream) {
+  *stream = new fa_emulated_stream;
+  return cudaSuccess;
+}
+cudaError_t cudaStreamDestroy(cudaStream_t stream) {
+  delete stream;
+  return cudaSuccess;
+}
 cudaError_t cudaStreamSynchronize(cudaStream_t) { return cudaSuccess; }
+
+struct fa_emulated_event {
+  std::chrono::steady_clock::time_point time;
+};
+cudaError_t cudaEventCreate(cudaEvent_t* event) {
+  *event = new fa_emulated_event;
+  return cudaSuccess;
+}
+cudaError_t cudaEventDestroy(cudaEvent_t event) {
+  delete event;
+  return cudaSuccess;
+}
+cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
+  fa::emulator::note(stream);
+  event->time = std::chrono::steady_clock::now();
+  return cudaSuccess;
+}
+cudaError_t cudaEventSynchronize(cudaEvent_t) { return cudaSuccess; }
+cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t begin, cudaEvent_t end) {
+  *milliseconds = std::chrono::duration<float, std::milli>(end->time - begin->time).count();
+  return cudaSuccess;
+}

@@ -11,7 +11,8 @@
 //
 // Shared memory is filled with NaN before each block, device memory when it is allocated. A write
 // behind the shared memory that a launch asked for is an error of that launch.
-// Not here: time, several blocks at once, what only stage 06 uses (tensor cores, TMA).
+// Not here: the time a GPU takes, several blocks at once, what only stage 06 uses (tensor cores,
+// TMA).
 #pragma once
 #include <cmath>
 #include <cstddef>
@@ -24,8 +25,13 @@
 
 // ---- the language ----
 
+#ifdef FA_XRAY  // see xray.hpp; what a kernel calls becomes part of it, as under nvcc
+#define __global__ __attribute__((noinline))
+#define __device__ __attribute__((always_inline))
+#else
 #define __global__
 #define __device__
+#endif
 #define __host__
 #define __forceinline__ inline
 #define __launch_bounds__(...)
@@ -63,6 +69,10 @@ struct alignas(16) float4 {
   float x, y, z, w;
   float4() = default;
   float4(float x_, float y_, float z_, float w_) : x(x_), y(y_), z(z_), w(w_) {}
+#ifdef FA_XRAY  // one access of 16 bytes, not four
+  float4(const float4& from);
+  float4& operator=(const float4& from);
+#else
   float4(const float4& from) : x(from.x), y(from.y), z(from.z), w(from.w) {
     fa::emulator::check_alignment(&from, 16);
   }
@@ -75,6 +85,7 @@ struct alignas(16) float4 {
     w = from.w;
     return *this;
   }
+#endif
 };
 inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
 
@@ -138,6 +149,16 @@ void launch(const char* kernel, const void* function, dim3 grid, dim3 block,
             std::size_t shared_bytes, fa_emulated_stream* stream,
             const std::function<void()>& thread);
 
+// For the x-ray: which thread of which kernel runs.
+struct Position {
+  const char* kernel;        // null outside of kernels
+  unsigned thread;           // of its block
+  unsigned waits;            // how often this thread has waited for its warp or its block
+  std::uint64_t phase;       // counts what lies between two __syncthreads of a block
+  const char *shared, *end;  // the block's dynamic shared memory
+};
+Position position();
+
 // For tests: the streams that launches and asynchronous calls named since the last time, and the
 // kernels that were to be launched.
 std::set<fa_emulated_stream*> take_streams();
@@ -175,6 +196,9 @@ T __shfl_down_sync(unsigned mask, T value, unsigned by) {
   return fa::emulator::shuffle(mask, value, fa::emulator::lane() + by);
 }
 inline int __any_sync(unsigned mask, int x) { return fa::emulator::any(mask, x != 0); }
+#ifdef FA_XRAY
+float atomicAdd(float* address, float value);
+#else
 // One thread runs at a time; the atomic tells ThreadSanitizer that this is no race.
 inline float atomicAdd(float* address, float value) {
   std::uint32_t bits, now;
@@ -189,6 +213,7 @@ inline float atomicAdd(float* address, float value) {
       return old;
   }
 }
+#endif
 
 // ---- the runtime ----
 
@@ -212,6 +237,7 @@ enum cudaDeviceAttr {
 };
 enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize };
 using cudaStream_t = fa_emulated_stream*;
+using cudaEvent_t = struct fa_emulated_event*;
 
 const char* cudaGetErrorString(cudaError_t);
 const char* cudaGetErrorName(cudaError_t);
@@ -231,7 +257,15 @@ cudaError_t cudaMemcpyAsync(void* to, const void* from, std::size_t bytes, cudaM
 cudaError_t cudaMemset(void* memory, int byte, std::size_t bytes);
 cudaError_t cudaMemsetAsync(void* memory, int byte, std::size_t bytes, cudaStream_t = nullptr);
 cudaError_t cudaDeviceSynchronize();
+cudaError_t cudaStreamCreate(cudaStream_t*);
+cudaError_t cudaStreamDestroy(cudaStream_t);
 cudaError_t cudaStreamSynchronize(cudaStream_t);
+// A kernel runs inside its launch, so an event holds the time of the CPU at which it was recorded.
+cudaError_t cudaEventCreate(cudaEvent_t*);
+cudaError_t cudaEventDestroy(cudaEvent_t);
+cudaError_t cudaEventRecord(cudaEvent_t, cudaStream_t = nullptr);
+cudaError_t cudaEventSynchronize(cudaEvent_t);
+cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t, cudaEvent_t);
 namespace fa::emulator {
 cudaError_t allow_dynamic_shared_memory(const void* kernel, int bytes);
 }

@@ -79,6 +79,7 @@ void values(Run& run) {
                                     {Kind::falling, 1000},
                                     {Kind::spike_first, 1e4},
                                     {Kind::spike_middle, 1e4},
+                                    {Kind::spike_last, 120},
                                     {Kind::spike_last, 1e4}})
       kinds.push_back(d);
   for (const Data& data : kinds)

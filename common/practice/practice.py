@@ -7,15 +7,17 @@
 """
 from __future__ import annotations
 
+import csv
 import os
 import re
 import shutil
 import subprocess
 import sys
 import time
+from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Callable, NoReturn
+from typing import Callable, Iterator, NoReturn
 
 from marks import BARRIER, Lesson, Region, load_copy, marked_lessons, stage_of  # puts common/judge on the path
 from progress import next_of, note, read, stages_of
@@ -263,6 +265,8 @@ def practise(wish: Wish) -> int:
         if not suite.ok:
             print(*(f"  {line}" for line in pattern(suite)), sep="\n")
             return 1
+    for line in wasteful(wish, mine):
+        print(line)
     if has_barriers([c for c in mine if c.text.level > 1]):
         print(f"that no barrier is missing, no test can tell: {wish.command} --race")
     print(f"all tests pass on your code. Next: {following(wish, mine)}")
@@ -302,6 +306,31 @@ def practise_ladder(wish: Wish, mine: list[Copy]) -> int:
     keep(wish, mine, None)
     print(f"all tests pass on your code. Next: {following(wish, mine)}")
     return 0
+
+
+UNITS = {"shared": "turns of shared memory", "global": "sectors of global memory"}
+
+
+def taken(id_: str, *words: str) -> Counter[str]:
+    """Of each memory, what `./learn xray` counts; nothing where it cannot run."""
+    done = subprocess.run([ROOT / "learn", "xray", id_, *words, "--n", "128", "--csv"], capture_output=True, text=True, check=False)
+    total: Counter[str] = Counter()
+    for row in csv.DictReader(done.stdout.splitlines()) if done.returncode == 0 else ():
+        total[row["memory"]] += int(row["took"])
+    return total
+
+
+def wasteful(wish: Wish, mine: list[Copy]) -> Iterator[str]:
+    """A line for each kernel that takes a tenth more of a memory than the lesson's: no test can fail for that."""
+    if not (wish.stage / "check/xray.cpp").exists():
+        return
+    for copy in mine:
+        for kernel in re.findall(r"^void launch_(\w+)\(", "\n".join(copy.lesson.lines), re.M):
+            yours, lessons = taken(wish.id, "mine", kernel), taken(wish.id, kernel)
+            for memory, unit in UNITS.items():
+                if yours[memory] > 1.1 * lessons[memory] > 0:
+                    yield (f"right, but {kernel} takes {yours[memory]:,} {unit} where the lesson takes {lessons[memory]:,}: "
+                           f"./learn xray {wish.id} mine {kernel}")
 
 
 def has_barriers(mine: list[Copy]) -> bool:

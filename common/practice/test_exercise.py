@@ -10,12 +10,13 @@ import tempfile
 import threading
 import time
 import unittest
+from collections import Counter
 from pathlib import Path
 from unittest import mock
 
 import practice
 from marks import Lesson, Region, load_copy, marked_lessons  # puts common/judge on the path
-from practice import Wish, advise, begin, copies, finding, first_errors, fitted, following, keep, settled, state, strangers
+from practice import Wish, advise, begin, copies, finding, first_errors, fitted, following, keep, settled, state, strangers, wasteful
 from progress import read, show
 from verdict import Copy, Verdict
 
@@ -286,6 +287,19 @@ class Advice(unittest.TestCase):
             with contextlib.redirect_stdout(out):
                 advise(wish, [], found)
             self.assertEqual("; ".join(part for part in out.getvalue().split("; ") if "asan" in part), words)
+
+
+class Waste(unittest.TestCase):
+    def test_a_kernel_that_takes_more_than_the_lesson_is_named(self) -> None:
+        stage = practice.ROOT / "04_cuda_forward"
+        copies = [mock.Mock(lesson=mock.Mock(lines=["void launch_tiled(const Problem& p) {"]))]
+        for yours, lines in ((110, []), (111, ["right, but tiled takes 111 turns of shared memory where the lesson takes 100: "
+                                               "./learn xray 04 mine tiled"]), (0, [])):
+            counts = {"mine": Counter({"shared": yours, "global": 7})}
+            with self.subTest(yours), mock.patch.object(
+                    practice, "taken", lambda _, *words: counts.get(words[0], Counter({"shared": 100, "global": 7}))):
+                self.assertEqual(list(wasteful(Wish(stage, False, ""), copies)), lines)
+        self.assertEqual(list(wasteful(Wish(practice.ROOT / "02_online_softmax", False, ""), copies)), [])
 
 
 class Terminal(io.StringIO):

@@ -50,6 +50,15 @@ expect 2 "see 02 takes at most one number, for example: ./learn see 02 3" ./lear
 expect 2 "stage 06 has nothing to see yet; there are 00 01 02" ./learn see 06
 expect 2 "unknown stage '07'" ./learn see 07
 expect 3 "no C++ compiler" env CXX=no-such-compiler ./learn see
+expect 2 "xray needs a stage first, for example: ./learn xray 01" ./learn xray
+expect 2 "stage 03 has no kernels that run on the CPU; there are 04 and 05" ./learn xray 03
+expect 2 "no kernel 'fast' in 04_cuda_forward; there are register_tiled tiled" ./learn xray 04 fast
+expect 2 "no kernel 'stored' in 05_cuda_backward; there are dkv atomic delta dq" ./learn xray 5 stored
+expect 2 "xray takes one kernel at a time" ./learn xray 04 tiled register_tiled
+expect 2 "xray has no option '--gpu'; usage: ./learn xray NN [mine] [KERNEL]" ./learn xray 04 tiled --gpu
+expect 2 "--n needs a value" ./learn xray 04 tiled --n
+expect 0 "usage: ./learn xray NN" ./learn xray 04 --help
+expect 3 "no C++ compiler" env CXX=no-such-compiler ./learn xray 04 tiled
 [ "$(./learn help | head -n 1)" = "usage: ./learn COMMAND" ] || { echo "FAILED: help"; failures=$((failures + 1)); }
 # From another folder, and by hand: the same.
 (cd / && "$OLDPWD/learn" help >/dev/null) || { echo "FAILED: from another folder"; failures=$((failures + 1)); }
@@ -124,6 +133,7 @@ ln -s /bin/true "$bare/ninja"
 printf '#!/bin/sh\necho "cmake version 3.22.1"\n' >"$bare/cmake" && chmod +x "$bare/cmake"
 expect 3 "cmake 3.25 or later is missing" env PATH="$bare" FA_PYTHON="$(command -v python3)" FA_NO_INSTALL=1 ./learn test 01
 expect 2 "no skeleton 00_naive/exercise/other.cpp" env PATH="$bare" FA_PYTHON="$(command -v python3)" ./learn practice 00 other.cpp
+expect 3 "xray finds lines with addr2line, which is missing" env PATH="$bare" ./learn xray 04 tiled
 ln -s /bin/false "$bare/python3"
 if ! /usr/bin/python3 -c '' 2>/dev/null; then
   expect 3 "hunt needs Python 3.9 or later" env PATH="$bare" FA_PYTHON=/nowhere ./learn hunt 00

@@ -1,6 +1,6 @@
-"""What a chapter quotes of `./learn see` is what it prints, and its programs refuse what they cannot show.
+"""What a page quotes of `./learn see` and `./learn xray` is what it prints, and programs refuse what they cannot show.
 
-    <!-- see 02 -->
+    <!-- see 02 -->       or <!-- xray 04 tiled -->
     ```text
     ...                     a line of three points stands for any lines
     ```
@@ -18,21 +18,21 @@ from functools import lru_cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = sorted([ROOT / "README.md", *ROOT.glob("docs/*.md"), *ROOT.glob("0?_*/README.md")])
-QUOTATION = re.compile(r"^<!-- see(?P<words>[^>]*) -->\n```text\n(?P<quoted>.*?)^```\n<!-- end -->$", re.M | re.S)
+PAGES = sorted([ROOT / "README.md", *ROOT.glob("docs/*.md"), *ROOT.glob("0?_*/README.md"), *ROOT.glob("0?_*/*/*.md")])
+QUOTATION = re.compile(r"^<!-- (?P<words>(?:see|xray)\b[^>]*) -->\n```text\n(?P<quoted>.*?)^```\n<!-- end -->$", re.M | re.S)
 
 
-def see(*words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([ROOT / "learn", "see", *words], capture_output=True, text=True, check=False,
+def learn(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([ROOT / "learn", *words], capture_output=True, text=True, check=False,
                           stdin=subprocess.DEVNULL)
 
 
 @lru_cache(maxsize=None)
 def printed(words: str) -> str:
     """Without the compiler's line, if it was needed, and without the blanks at the end of lines."""
-    done = see(*words.split())
+    done = learn(*words.split())
     if done.returncode:
-        raise AssertionError(f"./learn see {words} exits with {done.returncode}: {done.stderr}")
+        raise AssertionError(f"./learn {words} exits with {done.returncode}: {done.stderr}")
     lines = [line.rstrip() for line in done.stdout.splitlines()]
     return "\n".join(lines[1:] if lines[0].startswith("+ ") else lines) + "\n"
 
@@ -48,9 +48,9 @@ class Quotations(unittest.TestCase):
         for page in PAGES:
             text = page.read_text(encoding="utf-8")
             found = list(QUOTATION.finditer(text))
-            self.assertEqual(len(found), len(re.findall(r"^<!-- see\b", text, re.M)), f"{page}: a block after each mark")
+            self.assertEqual(len(found), len(re.findall(r"^<!-- (?:see|xray)\b", text, re.M)), f"{page}: a block after each mark")
             for quotation in found:
-                with self.subTest(page=page.relative_to(ROOT), see=quotation["words"]):
+                with self.subTest(page=page.relative_to(ROOT), learn=quotation["words"]):
                     output = printed(quotation["words"].strip())
                     if not pattern(quotation["quoted"]).fullmatch(output):
                         self.assertEqual(quotation["quoted"], output)
@@ -70,16 +70,16 @@ class Quotations(unittest.TestCase):
 
 class Arguments(unittest.TestCase):
     def test_two_digits_are_a_stage_and_anything_else_a_number(self) -> None:
-        self.assertEqual(printed("00 7"), printed("7"))
-        self.assertEqual(printed("01"), printed("200"))
-        self.assertIn("Q[3][0] = 7", printed("7"))
-        self.assertNotEqual(printed("02 0"), printed("02 3"))
-        self.assertEqual(printed("02"), printed("02 3"))
+        self.assertEqual(printed("see 00 7"), printed("see 7"))
+        self.assertEqual(printed("see 01"), printed("see 200"))
+        self.assertIn("Q[3][0] = 7", printed("see 7"))
+        self.assertNotEqual(printed("see 02 0"), printed("see 02 3"))
+        self.assertEqual(printed("see 02"), printed("see 02 3"))
 
     def test_a_wrong_one_is_refused_in_a_line(self) -> None:
         for words in (["x"], ["00", "x"], ["02", "4"], ["02", "-1"], ["02", "x"], ["02", "1.5"], ["02", ""]):
             with self.subTest(words):
-                done = see(*words)
+                done = learn("see", *words)
                 self.assertEqual(done.returncode, 2)
                 self.assertRegex(done.stderr, r"\Asee: .*\n\Z")
 
@@ -95,7 +95,7 @@ class Arguments(unittest.TestCase):
             os.close(ours)
             return text.decode()
 
-        self.assertNotIn("\033", printed("02"))
+        self.assertNotIn("\033", printed("see 02"))
         self.assertIn("\033[", on_a_terminal())
         for environment in ({"NO_COLOR": "1"}, {"TERM": "dumb"}):
             self.assertNotIn("\033", on_a_terminal(**environment))

@@ -1,0 +1,625 @@
+// The x-ray. -fsanitize=thread makes the compiler put a call before every access to memory. Here
+// these calls do not look for races: they note who accesses what from which line. What the lanes
+// of a warp do at the same place in the code, for the same time since they last waited, is one
+// access of the warp; its cost follows from the addresses. This file itself is not instrumented.
+#include "common/emulator/xray.hpp"
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <memory>
+#include <set>
+#include <sstream>
+#include <tuple>
+#include <unordered_map>
+#include <utility>
+
+// As in cuda_on_cpu.cpp: what `__shared__` names.
+extern char static_begin[] asm("__start_fa_shared") __attribute__((weak));
+extern char static_end[] asm("__stop_fa_shared") __attribute__((weak));
+
+namespace fa::xray {
+namespace {
+
+constexpr unsigned lanes = 32, max_warps = 32, max_threads = lanes * max_warps;
+
+enum class Op { read, write, add };
+const char* const verbs[] = {"reads", "writes", "adds to"};
+
+struct Array {
+  std::string name;
+  bool shared = true;
+  const char *begin = nullptr, *end = nullptr;
+  std::int64_t rows = 0, cols = 0;  // of a tensor
+  std::uint32_t first = 0;          // of its numbers
+};
+// The first one stands for all dynamic shared memory, which has no names.
+std::vector<Array>& arrays() {
+  static std::vector<Array> all{{"shared"}};
+  return all;
+}
+
+// ---- what was counted ----
+
+struct Total {
+  std::uint64_t times = 0, lanes = 0;  // accesses of a warp, and lanes that took part in them
+  std::uint64_t took = 0, least = 0;   // sectors or turns
+};
+
+// An access in the code; several may stand in a line.
+struct Site {
+  std::uintptr_t code;
+  const char* kernel;
+  Op op;
+  unsigned bytes;
+  std::map<int, Total> totals;  // by array
+  struct Count {
+    std::uint64_t phase = 0;
+    unsigned waits = 0, times = 0;
+  };
+  std::vector<Count> counts = std::vector<Count>(max_threads);
+};
+std::string program;
+std::map<std::pair<std::uintptr_t, Op>, Site> sites;
+
+struct Launch {
+  std::string blocks, threads;
+};
+std::vector<std::pair<const char*, Launch>> launches;  // by kernel, in the order of the launches
+
+// Of block 0: how many numbers of a row of a tensor each warp read.
+struct Reads {
+  std::array<std::uint64_t, max_warps> global{}, shared{};
+};
+std::map<std::tuple<std::string, int, std::int64_t>, Reads> reads;  // by kernel, tensor, row
+// Numbers that the block has computed: who wrote them and who read them.
+struct Computed {
+  std::array<std::array<std::uint64_t, max_warps>, max_warps> read{};
+};
+std::map<std::string, Computed> computed;
+std::unordered_map<const char*, unsigned> writer;
+std::set<std::pair<int, std::int64_t>> fetched;  // rows of tensors
+
+// ---- one access of a warp ----
+
+struct Access {
+  Site* site;
+  unsigned warp, waits, times, lane;
+  int array;
+  const char* address;
+  int tensor;        // whose number it is, -1 if it was computed, -2 if nobody asks
+  std::int64_t row;  // of the tensor, or the warp that computed it
+};
+std::vector<Access> noted;
+std::uint64_t noted_phase = 0;
+
+struct Cost {
+  unsigned took, least;
+};
+
+unsigned distinct(std::vector<std::uintptr_t>& of) {
+  std::sort(of.begin(), of.end());
+  of.erase(std::unique(of.begin(), of.end()), of.end());
+  return unsigned(of.size());
+}
+
+// Global memory is fetched in sectors of 32 bytes.
+Cost sectors(const Access* a, const Access* end) {
+  const unsigned bytes = a->site->bytes;
+  std::vector<std::uintptr_t> touched, addresses;
+  for (; a != end; ++a) {
+    const auto at = reinterpret_cast<std::uintptr_t>(a->address);
+    addresses.push_back(at);
+    for (auto s = at / 32; s <= (at + bytes - 1) / 32; ++s) touched.push_back(s);
+  }
+  return {distinct(touched), (distinct(addresses) * bytes + 31) / 32};
+}
+
+// Shared memory has 32 banks; word w lies in bank w % 32, and in a turn each bank gives one word,
+// to all lanes that want it. A turn returns at most 128 bytes: of accesses of 16 bytes it serves 8
+// lanes, of 8 bytes 16; twice as many if all lanes ask for the same as their neighbours (lane ^ 1),
+// or all for the same as lane ^ 2.
+Cost turns(const Access* first, const Access* end) {
+  const unsigned bytes = first->site->bytes, words = std::max(bytes / 4, 1u);
+  std::array<const char*, lanes> address{};
+  for (const Access* a = first; a != end; ++a) address[a->lane] = a->address;
+  const auto same = [&](unsigned other) {
+    for (unsigned l = 0; l < lanes; ++l)
+      if (address[l] && address[l ^ other] && address[l] != address[l ^ other]) return false;
+    return true;
+  };
+  const unsigned widest = std::min(lanes, 2 * lanes / words), narrow = lanes / words;
+  const unsigned group = same(1) || same(2) ? widest : narrow;
+  Cost cost{0, 0};
+  std::vector<std::uintptr_t> all, wanted;
+  for (unsigned l = 0; l < lanes; ++l) {
+    if (l % group == 0) wanted.clear();
+    for (unsigned w = 0; address[l] && w < words; ++w)
+      wanted.push_back(reinterpret_cast<std::uintptr_t>(address[l]) / 4 + w);
+    if (l % group != group - 1) continue;
+    distinct(wanted);
+    std::array<unsigned, 32> bank{};
+    for (const std::uintptr_t w : wanted) ++bank[w % 32];
+    cost.took += *std::max_element(bank.begin(), bank.end());
+    all.insert(all.end(), wanted.begin(), wanted.end());
+  }
+  for (unsigned l = 0; l < lanes; l += widest)
+    cost.least += std::any_of(&address[l], &address[l] + widest, [](auto* a) { return a; });
+  cost.least = std::max(cost.least, (distinct(all) + 31) / 32);
+  return cost;
+}
+
+void serve(const Access* first, const Access* end) {
+  const bool shared = arrays()[std::size_t(first->array)].shared;
+  const Cost cost = shared ? turns(first, end) : sectors(first, end);
+  Total& total = first->site->totals[first->array];
+  total.times += 1;
+  total.lanes += std::uint64_t(end - first);
+  total.took += cost.took;
+  total.least += cost.least;
+  // A number that several lanes read at once is read once.
+  std::vector<const char*> seen;
+  for (const Access* a = first; a != end; ++a) {
+    if (a->tensor == -2 || std::find(seen.begin(), seen.end(), a->address) != seen.end()) continue;
+    seen.push_back(a->address);
+    const unsigned numbers = std::max(a->site->bytes / 4, 1u);
+    if (a->tensor == -1) {
+      computed[a->site->kernel].read[std::size_t(a->row)][a->warp] += numbers;
+    } else {
+      Reads& r = reads[{a->site->kernel, a->tensor, a->row}];
+      (shared ? r.shared : r.global)[a->warp] += numbers;
+    }
+  }
+}
+
+// All of a phase has been noted: find the warps' accesses in it.
+void serve_all() {
+  const auto key = [](const Access& a) { return std::tie(a.site, a.warp, a.waits, a.times); };
+  std::sort(noted.begin(), noted.end(), [&](const Access& a, const Access& b) {
+    return std::pair(key(a), a.lane) < std::pair(key(b), b.lane);
+  });
+  for (auto a = noted.begin(); a != noted.end();) {
+    const auto end =
+        std::find_if(a, noted.end(), [&](const Access& b) { return key(b) != key(*a); });
+    serve(&*a, &*a + (end - a));
+    a = end;
+  }
+  noted.clear();
+}
+
+// ---- one access of a thread ----
+
+int array_of(const char* address, const emulator::Position& now) {
+  if (address >= now.shared && address < now.end) return 0;
+  const auto& all = arrays();
+  for (std::size_t i = 1; i < all.size(); ++i)
+    if (address >= all[i].begin && address < all[i].end) return int(i);
+  return -1;  // the thread's own
+}
+
+void note_origin(Access& a) {
+  const bool first_block = blockIdx.x == 0 && blockIdx.y == 0 && blockIdx.z == 0;
+  const auto& all = arrays();
+  const Array& array = all[std::size_t(a.array)];
+  a.tensor = -2;
+  if (!first_block || a.site->bytes < 4) return;
+  if (a.site->op != Op::read) {
+    if (array.shared)
+      for (unsigned i = 0; i < a.site->bytes; i += 4) writer[a.address + i] = a.warp;
+    return;
+  }
+  if (!array.shared) {
+    a.tensor = a.array;
+    a.row = (a.address - array.begin) / std::int64_t(sizeof(float)) / array.cols;
+    fetched.insert({a.tensor, a.row});
+    return;
+  }
+  float value;
+  std::memcpy(&value, a.address, sizeof value);
+  const std::uint32_t k = which(value);
+  for (std::size_t t = 1; t < all.size(); ++t) {
+    if (all[t].shared || k < all[t].first || k - all[t].first >= all[t].rows * all[t].cols)
+      continue;
+    a.row = (k - all[t].first) / all[t].cols;
+    if (fetched.count({int(t), a.row}) == 0) break;  // looks like it by chance
+    a.tensor = int(t);
+    return;
+  }
+  a.tensor = -1;
+  a.row = writer[a.address];
+}
+
+void note(const void* memory, unsigned bytes, Op op, void* caller) {
+  const emulator::Position now = emulator::position();
+  if (!now.kernel) return;
+  const auto* address = static_cast<const char*>(memory);
+  const int array = array_of(address, now);
+  if (array < 0) return;
+  if (now.phase != noted_phase) {
+    serve_all();
+    noted_phase = now.phase;
+  }
+  const auto code = reinterpret_cast<std::uintptr_t>(caller);
+  auto found = sites.find({code, op});
+  if (found == sites.end()) {
+    found = sites.emplace(std::pair(code, op), Site{code, now.kernel, op, bytes, {}}).first;
+    const auto is = [&](auto& launch) { return std::string(launch.first) == now.kernel; };
+    if (std::none_of(launches.begin(), launches.end(), is))
+      launches.push_back({now.kernel,
+                          {std::to_string(gridDim.x * gridDim.y * gridDim.z),
+                           std::to_string(blockDim.x * blockDim.y * blockDim.z)}});
+  }
+  Site& site = found->second;
+  Site::Count& count = site.counts[now.thread];
+  if (count.phase != now.phase || count.waits != now.waits) count = {now.phase, now.waits, 0};
+  Access a{
+      &site, now.thread / lanes, now.waits, count.times++, now.thread % lanes, array, address, -2,
+      0};
+  note_origin(a);
+  noted.push_back(a);
+}
+
+// ---- from addresses to lines and names, by binutils ----
+
+std::vector<std::string> lines_of(const std::string& command) {
+  std::vector<std::string> lines;
+  FILE* const pipe = popen(command.c_str(), "r");
+  if (!pipe) throw std::runtime_error("cannot run: " + command);
+  std::string line;
+  for (int c = std::fgetc(pipe); c != EOF; c = std::fgetc(pipe)) {
+    if (c != '\n') {
+      line += char(c);
+      continue;
+    }
+    lines.push_back(std::exchange(line, {}));
+  }
+  if (pclose(pipe) != 0) throw std::runtime_error("failed: " + command);
+  return lines;
+}
+
+struct Line {
+  std::string file;
+  int number = 0;
+  bool operator<(const Line& other) const {
+    return std::tie(file, number) < std::tie(other.file, other.number);
+  }
+};
+
+const std::string& text_of(const Line& line) {
+  static std::map<std::string, std::vector<std::string>> files;
+  static const std::string nothing;
+  auto& lines = files[line.file];
+  if (lines.empty()) {
+    std::ifstream file(line.file);
+    for (std::string text; std::getline(file, text);) lines.push_back(text);
+  }
+  const auto at = std::size_t(line.number - 1);
+  return at < lines.size() ? lines[at] : nothing;
+}
+
+// A function in one line, like load4, says less than the line that calls it.
+bool is_short_function(const Line& line) {
+  const std::string& text = text_of(line);
+  const auto begin = text.find_first_not_of(' '), brace = text.find(") {");
+  if (brace == std::string::npos || text.back() != '}') return false;
+  for (const char* word : {"for ", "if ", "while ", "else "})
+    if (text.compare(begin, std::strlen(word), word) == 0) return false;
+  return true;
+}
+
+bool is_part_of_cuda(const Line& line) {
+  return line.file.rfind("common/core/", 0) == 0 || line.file.rfind("common/emulator/", 0) == 0;
+}
+
+// The lines that led to each address: where it is, and from where that was called.
+std::map<std::uintptr_t, std::vector<Line>> places() {
+  std::ostringstream command;
+  command << "addr2line -a -i -e '" << program << "'" << std::hex;
+  for (const auto& [key, site] : sites) command << " " << site.code - 1;  // in the call
+  std::map<std::uintptr_t, std::vector<Line>> found;
+  std::vector<Line>* here = nullptr;
+  for (const std::string& text : lines_of(command.str())) {
+    if (text.compare(0, 2, "0x") == 0) {
+      here = &(found[std::uintptr_t(std::stoull(text, nullptr, 16)) + 1] = {});
+      continue;
+    }
+    const auto colon = text.rfind(':');
+    const auto path = std::filesystem::path(text.substr(0, colon)).lexically_normal();
+    here->push_back({path.lexically_proximate(std::filesystem::current_path()).string(),
+                     std::atoi(text.c_str() + colon + 1)});
+  }
+  for (auto& [code, lines] : found)
+    while (lines.size() > 1 && (is_part_of_cuda(lines[0]) || is_short_function(lines[0])))
+      lines.erase(lines.begin());
+  return found;
+}
+
+// What `__shared__` names, from the program's symbols: "address size type name".
+void name_shared_arrays() {
+  if (&static_begin[0] == &static_end[0]) return;
+  for (const std::string& text : lines_of("nm -S -C '" + program + "'")) {
+    std::istringstream words(text);
+    std::uintptr_t at = 0, size = 0;
+    char type = 0;
+    std::string name;
+    if (!(words >> std::hex >> at >> size >> type) || !std::getline(words, name)) continue;
+    if (name[0] != ' ') continue;  // no size
+    if (at < reinterpret_cast<std::uintptr_t>(static_begin) ||
+        at >= reinterpret_cast<std::uintptr_t>(static_end))
+      continue;
+    const char* const begin = static_begin + (at - reinterpret_cast<std::uintptr_t>(static_begin));
+    arrays().push_back({name.substr(name.rfind(':') + 1), true, begin, begin + size});
+  }
+}
+
+// ---- the report ----
+
+struct Row {  // accesses of one kind from one line
+  std::string kernel;
+  Line line;
+  std::vector<int> via;  // the lines that called it
+  Op op;
+  int array;
+  unsigned bytes;
+  auto key() const { return std::tie(kernel, line.file, line.number, op, array, via, bytes); }
+  bool operator<(const Row& other) const { return key() < other.key(); }
+};
+
+void add(Total& to, const Total& more) {
+  to.times += more.times;
+  to.lanes += more.lanes;
+  to.took += more.took;
+  to.least += more.least;
+}
+
+std::map<Row, Total> all_rows() {
+  const auto where = places();
+  std::map<Row, Total> rows;
+  for (const auto& [key, site] : sites) {
+    const auto& lines = where.at(site.code);
+    std::vector<int> via;
+    for (std::size_t i = 1; i < lines.size(); ++i) via.push_back(lines[i].number);
+    for (const auto& [array, total] : site.totals)
+      add(rows[{site.kernel, lines[0], via, site.op, array, site.bytes}], total);
+  }
+  return rows;
+}
+
+std::string text_of(const std::vector<int>& via) {
+  std::string text;
+  for (const int number : via) text += (text.empty() ? "" : " < ") + std::to_string(number);
+  return text;
+}
+
+void print_csv(const std::map<Row, Total>& rows) {
+  const char* const ops[] = {"read", "write", "add"};
+  std::printf("kernel,file,line,via,op,memory,array,bytes,times,lanes,took,least\n");
+  for (const auto& [kernel, launch] : launches)
+    for (const auto& [row, t] : rows) {
+      if (row.kernel != kernel) continue;
+      const Array& array = arrays()[std::size_t(row.array)];
+      std::ostringstream line;
+      line << '"' << kernel << "\"," << row.line.file << ',' << row.line.number << ','
+           << text_of(row.via) << ',' << ops[std::size_t(row.op)] << ','
+           << (array.shared ? "shared" : "global") << ',' << array.name << ',' << row.bytes << ','
+           << t.times << ',' << t.lanes << ',' << t.took << ',' << t.least;
+      std::puts(line.str().c_str());
+    }
+}
+
+std::string fixed(double x, int digits) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%.*f", digits, x);
+  return text;
+}
+// 12345678 -> 12,345,678
+std::string grouped(std::uint64_t x) {
+  std::string text = std::to_string(x);
+  for (int at = int(text.size()) - 3; at > 0; at -= 3) text.insert(std::size_t(at), ",");
+  return text;
+}
+
+// A line without blanks at its end.
+void print_line(std::string text) {
+  text.erase(text.find_last_not_of(' ') + 1);
+  std::puts(text.c_str());
+}
+std::string left(const std::string& text, std::size_t width) {
+  return text + std::string(width - std::min(width, text.size()), ' ');
+}
+std::string right(const std::string& text, std::size_t width) {
+  return std::string(width - std::min(width, text.size()), ' ') + text;
+}
+
+// A line of the table: of sectors if the memory is global, of turns if it is shared.
+void print_costs(const std::string& what, bool shared, const Total& t) {
+  const auto mean = [&](std::uint64_t x, int digits) {
+    return fixed(double(x) / double(t.times), digits);
+  };
+  print_line("      " + left(what, 44) + right(grouped(t.times), 10) + right(mean(t.lanes, 1), 7) +
+             std::string(shared ? 16 : 0, ' ') + right(mean(t.took, 2), 8) +
+             right(mean(t.least, 2), 7) + (t.took > t.least ? "  <-" : ""));
+}
+
+void print_lines(const std::string& kernel, const std::map<Row, Total>& rows) {
+  const std::string blanks(50, ' ');
+  print_line(blanks + "  accesses  lanes        sectors           turns");
+  print_line(blanks + "  of warps at work    took  least     took  least");
+  Line before;
+  for (const auto& [row, total] : rows) {
+    if (row.kernel != kernel) continue;
+    if (row.line.file != before.file) print_line(row.line.file);
+    if (row.line < before || before < row.line) {
+      const std::string& text = text_of(row.line);
+      const auto begin = std::min(text.find_first_not_of(' '), text.size());
+      print_line(right(std::to_string(row.line.number), 5) + " " + text.substr(begin));
+    }
+    before = row.line;
+    const Array& array = arrays()[std::size_t(row.array)];
+    const std::string what = verbs[std::size_t(row.op)] + (" " + array.name) +
+                             (row.bytes == 4 ? "" : ", " + std::to_string(row.bytes) + " bytes") +
+                             (row.via.empty() ? "" : ", called at " + text_of(row.via));
+    print_costs("  " + what, array.shared, total);
+  }
+}
+
+void print_sums(const std::string& kernel, const std::map<Row, Total>& rows) {
+  std::map<std::pair<bool, Op>, Total> sums;  // by memory
+  std::map<std::pair<Op, int>, Total> tensors;
+  for (const auto& [row, total] : rows) {
+    if (row.kernel != kernel) continue;
+    const bool shared = arrays()[std::size_t(row.array)].shared;
+    add(sums[{shared, row.op}], total);
+    if (!shared) add(tensors[{row.op, row.array}], total);
+  }
+  std::printf("all lines\n");
+  for (const auto& [key, total] : sums)
+    print_costs(std::string("  ") + verbs[std::size_t(key.second)] +
+                    (key.first ? " shared memory" : " global memory"),
+                key.first, total);
+  std::printf("bytes between the kernel and global memory\n");
+  for (const auto& [key, total] : tensors) {
+    const Array& array = arrays()[std::size_t(key.second)];
+    const double kib = double(total.took) * 32 / 1024;
+    std::printf("  %-8s %-4s%10s KiB, %s times its size\n", verbs[std::size_t(key.first)],
+                array.name.c_str(), fixed(kib, 1).c_str(),
+                fixed(kib * 1024 / double(array.end - array.begin), 2).c_str());
+  }
+}
+
+// The map of block 0: a band of rows of a tensor in a line, how often each of its numbers was read,
+// by each warp. Neighbouring bands that look the same share a line.
+void print_map(const std::string& kernel, unsigned warps) {
+  constexpr std::int64_t bands = 16;
+  constexpr double noise = 0.05;  // a computed number may look like one of a tensor
+  const auto cells = [&](const auto& of_warps, double numbers) {
+    std::string text;
+    for (unsigned w = 0; w < warps; ++w) {
+      const double x = double(of_warps[w]) / numbers;
+      text += right(x < noise ? "." : fixed(x, x < 10 ? 2 : 0), 7);
+    }
+    return text;
+  };
+  std::string names;
+  for (unsigned w = 0; w < warps; ++w) names += right("w" + std::to_string(w), 7);
+  const std::string blanks(17, ' ');
+  if (reads.lower_bound({kernel, 0, 0}) == reads.lower_bound({kernel, int(arrays().size()), 0}))
+    return;
+  print_line("block 0: how often its warps read a number of these rows");
+  print_line(blanks + left("   from global memory", names.size() + 4) + "   from shared memory");
+  print_line(blanks + names + "    " + names);
+  for (int t = 0; t < int(arrays().size()); ++t) {
+    const Array& array = arrays()[std::size_t(t)];
+    const auto of = [&](std::int64_t row) { return reads.find({kernel, t, row}); };
+    std::int64_t first = 0, end = array.rows;
+    while (first < end && of(first) == reads.end()) ++first;
+    while (end > first && of(end - 1) == reads.end()) --end;
+    const std::int64_t step = (end - first + bands - 1) / bands;
+    std::string before;
+    std::int64_t before_from = first;
+    for (std::int64_t from = first; from < end + step; from += step) {
+      Reads sum;
+      const std::int64_t to = std::min(from + step, end);
+      for (std::int64_t row = from; row < to; ++row)
+        for (unsigned w = 0; of(row) != reads.end() && w < warps; ++w) {
+          sum.global[w] += of(row)->second.global[w];
+          sum.shared[w] += of(row)->second.shared[w];
+        }
+      const double numbers = double((to - from) * array.cols);
+      const std::string text = cells(sum.global, numbers) + "    " + cells(sum.shared, numbers);
+      if (from < end && text == before) continue;
+      if (before.find_first_of("123456789") != std::string::npos)
+        print_line("  " + left(array.name, 4) + right(std::to_string(before_from), 5) + "-" +
+                   left(std::to_string(std::min(from, end) - 1), 5) + before);
+      before = from < end ? text : "";
+      before_from = from;
+    }
+  }
+  const auto found = computed.find(kernel);
+  if (found == computed.end()) return;
+  print_line("block 0: computed numbers, put into shared memory and read there");
+  print_line("  " + left("read by", 15) + names);
+  for (unsigned from = 0; from < warps; ++from) {
+    std::string text = "  " + left("written by w" + std::to_string(from), 15);
+    for (unsigned w = 0; w < warps; ++w) {
+      const std::uint64_t n = found->second.read[from][w];
+      text += right(n ? std::to_string(n) : ".", 7);
+    }
+    print_line(text);
+  }
+}
+
+}  // namespace
+
+void tensor(const char* name, const float* data, std::int64_t rows, std::int64_t cols,
+            std::uint32_t first) {
+  const char* const begin = reinterpret_cast<const char*>(data);
+  arrays().push_back({name, false, begin, begin + rows * cols * 4, rows, cols, first});
+}
+
+void begin(const char* path) {
+  program = path;
+  name_shared_arrays();
+}
+
+void report(const std::string& problem, bool csv) {
+  serve_all();
+  const auto all = all_rows();
+  if (csv) return print_csv(all);
+  for (const auto& [kernel, launch] : launches) {
+    std::printf("%s: %s; %s blocks of %s threads\n", kernel, problem.c_str(), launch.blocks.c_str(),
+                launch.threads.c_str());
+    print_lines(kernel, all);
+    print_sums(kernel, all);
+    print_map(kernel, unsigned(std::atoi(launch.threads.c_str()) + 31) / 32);
+    std::printf("\n");
+  }
+}
+
+}  // namespace fa::xray
+
+// ---- what the compiler calls ----
+
+using fa::xray::note;
+using fa::xray::Op;
+
+float4::float4(const float4& from) {
+  fa::emulator::check_alignment(&from, 16);
+  note(&from, 16, Op::read, __builtin_return_address(0));
+  std::memcpy(this, &from, 16);
+}
+float4& float4::operator=(const float4& from) {
+  fa::emulator::check_alignment(&from, 16);
+  fa::emulator::check_alignment(this, 16);
+  note(&from, 16, Op::read, __builtin_return_address(0));
+  note(this, 16, Op::write, __builtin_return_address(0));
+  std::memcpy(this, &from, 16);
+  return *this;
+}
+float atomicAdd(float* address, float value) {
+  note(address, 4, Op::add, __builtin_return_address(0));
+  return std::exchange(*address, *address + value);
+}
+
+extern "C" {
+#define FA_ACCESS(BYTES)                                                                          \
+  void __tsan_read##BYTES(void* at) { note(at, BYTES, Op::read, __builtin_return_address(0)); }   \
+  void __tsan_write##BYTES(void* at) { note(at, BYTES, Op::write, __builtin_return_address(0)); } \
+  void __tsan_unaligned_read##BYTES(void* at) {                                                   \
+    note(at, BYTES, Op::read, __builtin_return_address(0));                                       \
+  }                                                                                               \
+  void __tsan_unaligned_write##BYTES(void* at) {                                                  \
+    note(at, BYTES, Op::write, __builtin_return_address(0));                                      \
+  }
+FA_ACCESS(1) FA_ACCESS(2) FA_ACCESS(4) FA_ACCESS(8) FA_ACCESS(16) void __tsan_init() {}
+void __tsan_func_entry(void*) {}
+void __tsan_func_exit() {}
+void __tsan_read_range(void*, unsigned long) {}  // whole structs, on the stack
+void __tsan_write_range(void*, unsigned long) {}
+void __tsan_vptr_update(void**, void*) {}
+void __tsan_vptr_read(void**) {}
+unsigned char __tsan_atomic8_load(const volatile unsigned char* at, int) { return *at; }
+}

@@ -1,0 +1,154 @@
+"""The x-ray counts what can be counted by hand, finds the line of a conflict, and refuses what it cannot show.
+
+By hand, for its table: ./learn xray 04 tiled
+"""
+
+import csv
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import unittest
+from collections import Counter
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "04_cuda_forward/check"))
+
+import xray_ncu  # noqa: E402
+
+PATTERNS = "common/tests/xray_patterns.cpp"
+SAID = re.compile(r"// (read|write|add) (\w+): (\d+) (\d+) (\d+) (\d+)$")
+COUNTED = ("times", "lanes", "took", "least")
+
+
+def table(text: str) -> list[dict[str, str]]:
+    return list(csv.DictReader(text.splitlines()))
+
+
+def learn(root: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([root / "learn", "xray", *words], capture_output=True, text=True, check=False,
+                          stdin=subprocess.DEVNULL)
+
+
+def counts(rows: list[dict[str, str]]) -> Counter[str]:
+    total: Counter[str] = Counter()
+    for row in rows:
+        total.update({name: int(row[name]) for name in COUNTED})
+    return total
+
+
+def copy_of_the_tree(to: Path) -> None:
+    """With a kernel of a reader's own: K without its pad."""
+    for name in ("learn", "common/core", "common/emulator", "04_cuda_forward"):
+        source = ROOT / name
+        if source.is_dir():
+            shutil.copytree(source, to / name, ignore=shutil.ignore_patterns("mine", "hunt", "results"))
+        else:
+            shutil.copy(source, to / name)
+    (to / "04_cuda_forward/mine").mkdir()
+    text = (ROOT / "04_cuda_forward/tiled.cu").read_text(encoding="utf-8")
+    assert "pad = 1" in text
+    (to / "04_cuda_forward/mine/tiled.cu").write_text(text.replace("pad = 1", "pad = 0"), encoding="utf-8")
+
+
+class Patterns(unittest.TestCase):
+    def test_each_line_takes_what_its_comment_says(self) -> None:
+        compiler = os.environ.get("CXX", "c++")
+        with tempfile.TemporaryDirectory() as folder:
+            program = Path(folder) / "patterns"
+            subprocess.run([compiler, "@common/emulator/xray.flags", PATTERNS, "-c", "-o", f"{program}.o"],
+                           cwd=ROOT, check=True)
+            subprocess.run([compiler, "-std=c++20", "-O1", "-DFA_EMULATED", "-DFA_XRAY", "-I.", "-no-pie", "-o", program,
+                            f"{program}.o", "common/emulator/xray.cpp", "common/emulator/cuda_on_cpu.cpp",
+                            "common/core/check.cpp"], cwd=ROOT, check=True)
+            rows = table(subprocess.run([program, "--csv"], cwd=ROOT, check=True, capture_output=True, text=True).stdout)
+        said = 0
+        for number, line in enumerate((ROOT / PATTERNS).read_text(encoding="utf-8").splitlines(), 1):
+            if not (match := SAID.search(line)):
+                continue
+            said += 1
+            op, memory, *numbers = match.groups()
+            here = [row for row in rows if row["file"] == PATTERNS and row["line"] == str(number)
+                    and row["op"] == op and memory in (row["memory"], row["array"])]
+            with self.subTest(line=line.strip()):
+                self.assertEqual(dict(counts(here)), dict(zip(COUNTED, map(int, numbers))))
+        self.assertGreater(said, 30)
+        self.assertEqual(len({row["via"] for row in rows if row["via"]}), 2)  # the two calls of sum_of
+
+
+class Kernels(unittest.TestCase):
+    def setUp(self) -> None:
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.root = Path(folder.name)
+        copy_of_the_tree(self.root)
+
+    def shared_reads(self, *words: str) -> Counter[str]:
+        done = learn(self.root, *words, "--csv")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        return counts([row for row in table(done.stdout) if row["memory"] == "shared" and row["op"] == "read"
+                       and row["array"] == "Kj"])
+
+    def test_a_missing_pad_is_found_in_the_readers_kernel_and_not_in_the_lesson(self) -> None:
+        lesson, mine = self.shared_reads("04", "tiled", "--n", "64"), self.shared_reads("04", "mine", "--n", "64")
+        self.assertEqual(lesson["took"], lesson["times"])
+        self.assertEqual(mine["times"], lesson["times"])
+        self.assertEqual(mine["took"], 32 * mine["times"])
+        again = learn(self.root, "04", "mine", "tiled", "--n", "64")
+        self.assertEqual(again.stderr, "")  # nothing to compile
+        self.assertRegex(again.stdout, r"reads Kj .* 32\.00   1\.00  <-")
+
+    def test_what_cannot_be_is_refused_in_a_line(self) -> None:
+        for words, said in ((["--n", "0"], "--n is a number from 1 to 4096, got '0'"),
+                            (["--n", "many"], "--n is a number from 1 to 4096, got 'many'"),
+                            (["--d", "129"], "--d is a number from 1 to 128, got '129'")):
+            done = learn(self.root, "04", "tiled", *words)
+            self.assertEqual((done.returncode, done.stderr.splitlines()[-1]), (2, f"xray: {said}"))
+        (self.root / "04_cuda_forward/mine/tiled.cu").write_text("void launch_tiled(", encoding="utf-8")
+        done = learn(self.root, "04", "mine", "tiled")
+        self.assertEqual(done.returncode, 1)
+        self.assertIn("04_cuda_forward/mine/tiled.cu does not compile", done.stderr.splitlines()[-1])
+
+
+class Ncu(unittest.TestCase):
+    OURS = """kernel,file,line,via,op,memory,array,bytes,times,lanes,took,least
+"one",a.cu,1,,read,global,Q,4,10,320,40,40
+"one",a.cu,2,,read,shared,Kj,4,10,320,320,10
+"two<1, 2>",a.cu,3,,write,global,O,16,10,320,160,160
+"""
+
+    def theirs(self, sectors: int) -> str:
+        head = ["ID", "Kernel Name", *xray_ncu.METRICS]
+        values: list[dict[str, str]] = [
+            {"ID": "0", "Kernel Name": "one(float)", "l1tex__t_sectors_pipe_lsu_mem_global_op_ld.sum": str(sectors),
+             "l1tex__data_pipe_lsu_wavefronts_mem_shared_op_ld.sum": "1,320"},
+            {"ID": "1", "Kernel Name": "two", "l1tex__t_sectors_pipe_lsu_mem_global_op_st.sum": "160.000000"}]
+        rows = [head, ["", ""] + ["sector"] * len(xray_ncu.METRICS), *([row.get(name, "0") for name in head] for row in values)]
+        return "==PROF== Connected\n" + "\n".join(",".join(f'"{cell}"' for cell in row) for row in rows)
+
+    def compared(self, sectors: int, ours: str = OURS) -> tuple[list[str], bool]:
+        return xray_ncu.compare(xray_ncu.xray(ours.splitlines()), xray_ncu.ncu(self.theirs(sectors).splitlines()))
+
+    def test_sectors_and_turns_are_judged_and_instructions_shown(self) -> None:
+        ours = self.OURS.replace("320,320,10", "320,1320,10")
+        lines, near = self.compared(40, ours)
+        self.assertTrue(near)
+        self.assertIn("| one | shared read | turns (wavefronts) | 1,320 | 1,320 | +0.0% |", lines)
+        self.assertIn("| two<1, 2> | global write | sectors | 160 | 160 | +0.0% |", lines)
+        self.assertFalse(self.compared(36, ours)[1])
+        self.assertTrue(self.compared(37, ours)[1])
+        self.assertFalse(self.compared(40)[1])
+
+    def test_other_files_are_refused(self) -> None:
+        for ours, said in (("a,b\n1,2\n", "not a table"), ("", "has 0 kernels")):
+            with self.assertRaisesRegex(xray_ncu.Bad, said):
+                self.compared(40, ours)
+        with self.assertRaisesRegex(xray_ncu.Bad, "not a table of ncu"):
+            xray_ncu.ncu(['"ID","Kernel Name"', '"0","x"'])
+
+
+if __name__ == "__main__":
+    unittest.main()
