@@ -1,12 +1,12 @@
 // From the public face to the lessons: check the arguments, then share the tiles of queries of all
 // heads among the threads.
 #include <cmath>
-#include <memory>
 #include <string>
 #include <type_traits>
 
 #include "03_tiled_cpu/fast/fast.hpp"
 #include "03_tiled_cpu/tiled_cpu.hpp"
+#include "common/core/cache_lines.hpp"
 #include "common/core/check.hpp"
 #include "common/core/parallel_for.hpp"
 
@@ -42,7 +42,7 @@ void forward(const Problem& p, const Forward<T>& t, const Options& options) {
                "use smaller tiles or fewer threads");
   const T scale = T(p.softmax_scale());
   parallel_for(tasks, threads, [&] {
-    return [&, scratch = std::unique_ptr<T[]>(new T[elements])](std::int64_t task) {
+    return [&, scratch = CacheLines<T>(elements)](std::int64_t task) mutable {
       const std::int64_t b = task / tiles / p.Hq, h = task / tiles % p.Hq;
       const std::int64_t i0 = (tiles - 1 - task % tiles) * Br;
       const auto Q = t.Q.rows(b, h, p.Nq, p.d);
@@ -52,8 +52,8 @@ void forward(const Problem& p, const Forward<T>& t, const Options& options) {
       T* LSE = t.LSE ? t.LSE + (b * p.Hq + h) * p.Nq : nullptr;
       if constexpr (std::is_same_v<T, float>)
         if (fast)
-          return fast::attention_block(Q, K, V, scale, Mask(p, b), i0, scratch.get(), O, LSE);
-      attention_tile<T>(Q, K, V, scale, Mask(p, b), i0, Br, Bc, scratch.get(), O, LSE);
+          return fast::attention_block(Q, K, V, scale, Mask(p, b), i0, scratch.data(), O, LSE);
+      attention_tile<T>(Q, K, V, scale, Mask(p, b), i0, Br, Bc, scratch.data(), O, LSE);
     };
   });
 }

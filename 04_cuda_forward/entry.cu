@@ -1,5 +1,6 @@
 // From the public face to the kernels: check the arguments, choose, launch.
 #include <algorithm>
+#include <cmath>
 #include <type_traits>
 
 #include "04_cuda_forward/cuda_forward.hpp"
@@ -7,17 +8,40 @@
 
 namespace fa::cuda_forward {
 
-const char* name(Kernel kernel) {
+namespace {
+struct Rung {
+  const char* name;
+  void (*launch)(const Problem&, const Forward<float>&, float scale, cudaStream_t);
+  std::size_t (*shared_bytes)(std::int64_t d);  // that the launch asks for
+};
+Rung rung(Kernel kernel) {
   switch (kernel) {
-    case Kernel::baseline:
-      return "baseline";
-    case Kernel::tiled:
-      return "tiled";
     case Kernel::register_tiled:
-      return "register_tiled";
+      return {"register_tiled", launch_register_tiled, register_tiled_shared_bytes};
+    case Kernel::neighbours:
+      return {"neighbours", launch_neighbours, neighbours_shared_bytes};
+    case Kernel::eight_rows:
+      return {"eight_rows", launch_eight_rows, eight_rows_shared_bytes};
+    case Kernel::eight_by_eight:
+      return {"eight_by_eight", launch_eight_by_eight, eight_by_eight_shared_bytes};
+    case Kernel::copies_ahead:
+      return {"copies_ahead", launch_copies_ahead, copies_ahead_shared_bytes};
+    case Kernel::fragments_ahead:
+      return {"fragments_ahead", launch_fragments_ahead, fragments_ahead_shared_bytes};
+    case Kernel::lazy_maximum:
+      return {"lazy_maximum", launch_lazy_maximum, lazy_maximum_shared_bytes};
+    case Kernel::longest_first:
+      return {"longest_first", launch_longest_first, longest_first_shared_bytes};
     default:
-      return "best";
+      return {"tiled", launch_tiled, [](std::int64_t) { return std::size_t(0); }};
   }
+}
+}  // namespace
+
+const char* name(Kernel kernel) {
+  return kernel == Kernel::best       ? "best"
+         : kernel == Kernel::baseline ? "baseline"
+                                      : rung(kernel).name;
 }
 
 std::size_t scratch_bytes(const Problem& p, Kernel kernel) {
@@ -41,11 +65,17 @@ std::string unsupported(const Problem& p, [[maybe_unused]] const Forward<float>&
                  std::to_string(row);
       return {};
 #endif
-    case Kernel::register_tiled:
-      return too_little_shared_memory("register_tiled", register_tiled_shared_bytes(p.d),
-                                      shared_memory_limit());
-    default:
+    case Kernel::best:
       return {};
+    default:
+      // Rungs from neighbours on count keys in 32 bits.
+      if (kernel >= Kernel::neighbours && p.Nk > 0x7fffffff - 256)
+        return std::string(name(kernel)) + ": Nk must be below 2^31 - 256";
+      // exp(s) = 2^(s log2 e), and that factor goes into the scale
+      if (kernel >= Kernel::lazy_maximum && !std::isfinite(float(p.softmax_scale()) * 1.44269504f))
+        return std::string(name(kernel)) + ": scale * log2(e) must be finite in float";
+      return too_little_shared_memory(name(kernel), rung(kernel).shared_bytes(p.d),
+                                      shared_memory_limit());
   }
 }
 
@@ -60,8 +90,8 @@ Kernel forward(const Problem& p, const Forward<T>& t, const Options& options) {
     check_tensors("cuda_forward", p, t);
     Kernel kernel = options.kernel;
     if (kernel == Kernel::best)
-      kernel = unsupported(p, t, Kernel::register_tiled).empty() ? Kernel::register_tiled
-                                                                 : Kernel::tiled;
+      for (Kernel higher : ladder)
+        if (unsupported(p, t, higher).empty()) kernel = higher;
     const std::string why_not = unsupported(p, t, kernel);
     require(why_not.empty(), "cuda_forward: ", why_not);
     require(options.scratch || scratch_bytes(p, kernel) == 0, "cuda_forward: ", name(kernel),
@@ -73,17 +103,10 @@ Kernel forward(const Problem& p, const Forward<T>& t, const Options& options) {
             "cuda_forward: B Hq ceil(Nq / 16) must be below 2^31, got B = ", p.B, ", Hq = ", p.Hq,
             ", Nq = ", p.Nq);
     const float scale = float(p.softmax_scale());
-    switch (kernel) {
-      case Kernel::baseline:
-        launch_baseline(p, t, scale, static_cast<float*>(options.scratch), options.stream);
-        break;
-      case Kernel::tiled:
-        launch_tiled(p, t, scale, options.stream);
-        break;
-      default:
-        launch_register_tiled(p, t, scale, options.stream);
-        break;
-    }
+    if (kernel == Kernel::baseline)
+      launch_baseline(p, t, scale, static_cast<float*>(options.scratch), options.stream);
+    else
+      rung(kernel).launch(p, t, scale, options.stream);
     return kernel;
   }
 }

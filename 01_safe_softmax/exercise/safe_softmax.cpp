@@ -28,8 +28,8 @@ void attention(const MatrixMap<const T>& Q, const MatrixMap<const T>& K,
     // [end]
 
     // Scores that are all -infinity leave no weight to give: go on as if the row saw nothing, with
-    // P_i = 0 and L_i = -infinity. (3) would subtract -infinity from -infinity, which is NaN; and
-    // that is right only if a NaN is there, which a maximum may pass over.
+    // P_i = 0 and L_i = -infinity. (3) would give -infinity - -infinity = NaN, which is right
+    // only if a score is NaN, and a maximum may pass over one.
     if (m == -infinity && !S.row(i).head(n).hasNaN()) n = 0;
 
     // (3) P_ij = exp(S_ij - m_i), between 0 and 1;  l_i = sum_j P_ij, at least 1 where n > 0

@@ -2,13 +2,13 @@
 // the multiply-add peak of as many cores; the lesson with tiles of other sizes; and the lesson
 // without one of its parts, or with one done better.
 #include "common/measure/bench.hpp"
-#include <memory>
 
 #include "01_safe_softmax/safe_softmax.hpp"
 #include "02_online_softmax/online_softmax.hpp"
 #include "03_tiled_cpu/check/ablation.hpp"
 #include "03_tiled_cpu/fast/fast.hpp"
 #include "03_tiled_cpu/tiled_cpu.hpp"
+#include "common/core/cache_lines.hpp"
 
 namespace {
 
@@ -18,14 +18,14 @@ void steps(const fa::Problem& p, const fa::Forward<float>& t, bool head_by_head)
   namespace fast = fa::tiled_cpu::fast;
   const std::int64_t rows = std::int64_t(Groups) * fast::lanes;
   const std::int64_t blocks = (p.Nq + rows - 1) / rows;
-  const std::unique_ptr<float[]> scratch(new float[fast::scratch_elements(p.d)]);
+  fa::CacheLines<float> scratch(fast::scratch_elements(p.d));
   for (std::int64_t task = 0; task < p.Hq * blocks; ++task) {
     const std::int64_t h = head_by_head ? task / blocks : task % p.Hq;
     const std::int64_t block = head_by_head ? task % blocks : task / p.Hq;
     fast::attention_block<Groups, InRegisters>(t.Q.rows(0, h, p.Nq, p.d), t.K.rows(0, h, p.Nk, p.d),
                                                t.V.rows(0, h, p.Nk, p.d), float(p.softmax_scale()),
                                                fa::Mask(p, 0), (blocks - 1 - block) * rows,
-                                               scratch.get(), t.O.rows(0, h, p.Nq, p.d), nullptr);
+                                               scratch.data(), t.O.rows(0, h, p.Nq, p.d), nullptr);
   }
 }
 
@@ -35,12 +35,12 @@ using fa::tiled_cpu::ablation::Change;
 template <Change change>
 void changed(const fa::Problem& p, const fa::Forward<float>& t) {
   constexpr std::int64_t B = 64;
-  const std::unique_ptr<float[]> scratch(new float[fa::tiled_cpu::scratch_elements(B, B, p.d)]);
+  fa::CacheLines<float> scratch(fa::tiled_cpu::scratch_elements(B, B, p.d));
   for (std::int64_t h = 0; h < p.Hq; ++h)
     for (std::int64_t i0 = (p.Nq - 1) / B * B; i0 >= 0; i0 -= B)
       fa::tiled_cpu::ablation::attention_tile<change>(
           t.Q.rows(0, h, p.Nq, p.d), t.K.rows(0, h, p.Nk, p.d), t.V.rows(0, h, p.Nk, p.d),
-          float(p.softmax_scale()), fa::Mask(p, 0), i0, B, B, scratch.get(),
+          float(p.softmax_scale()), fa::Mask(p, 0), i0, B, B, scratch.data(),
           t.O.rows(0, h, p.Nq, p.d), nullptr);
 }
 template <Change change>

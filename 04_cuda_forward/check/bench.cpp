@@ -1,5 +1,7 @@
-// The kernels against each other and against the baseline that stores the scores; B = 4, H = 8. The
-// side trail of stage 03 runs on all cores of the same machine, with B = 1.
+// The kernels against each other and against the baseline that stores the scores; B = 4, H = 8. All
+// rungs of the ladder at two lengths, its ends at all. The side trail of stage 03 runs on all cores
+// of the same machine, with B = 1.
+#include <iterator>
 #include <thread>
 #include "03_tiled_cpu/tiled_cpu.hpp"
 #include "04_cuda_forward/cuda_forward.hpp"
@@ -18,7 +20,13 @@ void fa::bench::register_benchmarks(Size size) {
         p.Nq = p.Nk = N;
         p.d = d;
         p.causal = causal;
-        for (Kernel kernel : {Kernel::baseline, Kernel::tiled, Kernel::register_tiled})
+        std::vector<Kernel> kernels = {Kernel::baseline, Kernel::tiled, Kernel::register_tiled,
+                                       Kernel::longest_first};
+        if (size == Size::full && (N == 1024 || N == 4096)) {
+          kernels.assign(std::begin(cuda_forward::ladder), std::end(cuda_forward::ladder));
+          kernels.push_back(Kernel::baseline);
+        }
+        for (Kernel kernel : kernels)
           gpu_forward(std::string("stage04/forward/") + cuda_forward::name(kernel), p,
                       cuda_forward::scratch_bytes(p, kernel),
                       [kernel](const Problem& q, const Forward<float>& t, void* scratch,

@@ -4,7 +4,10 @@ from figure import Bound, Chart, Line, Lines, Point, Table, line, significant
 from results import Results, Spread, group, median, ratio
 
 KERNELS = {"baseline": ("04 baseline", "previous"), "tiled": ("04 tiled", "this"),
-           "register_tiled": ("04 register_tiled", "this")}
+           "register_tiled": ("04 register_tiled", "this"), "longest_first": ("04 longest_first", "this")}
+LADDER = ("tiled", "register_tiled", "neighbours", "eight_rows", "eight_by_eight", "copies_ahead", "fragments_ahead",
+          "lazy_maximum", "longest_first")
+LADDER_CASES = ((64, 4096, 0), (64, 4096, 1), (128, 4096, 0), (128, 4096, 1), (64, 1024, 1), (128, 1024, 1))
 PEERS = {"memory_efficient": "PyTorch, memory-efficient", "math": "PyTorch, math"}
 HEADS = 32  # B Hq, as in bench.cpp
 GIB = 1 / 2**30
@@ -16,7 +19,7 @@ def charts(r: Results) -> list[Chart | Table]:
 
     def panel(d: int, causal: int) -> Lines:
         lines = [line(label, rows(variant, d, causal), "flops", scale=1e-12, role=role)
-                 for variant, (label, role) in KERNELS.items()]
+                 for variant, (label, role) in KERNELS.items() if rows(variant, d, causal)]
         lines += [line(label, rows(variant, d, causal, "peer"), "flops", scale=1e-12, role="peer")
                   for variant, label in PEERS.items() if rows(variant, d, causal, "peer")]
         cpu = rows("fast", d, causal, "stage03")
@@ -28,11 +31,11 @@ def charts(r: Results) -> list[Chart | Table]:
 
     dims = [d for d in (64, 128) if rows("register_tiled", d, 0)]  # the default sizes measure one
     speed = Chart("speed", "The same loop on a GPU", [panel(d, 0) for d in dims],
-                  see="The way from tiled to register_tiled is the step from shared memory to registers; the dashes at "
-                      "the top are all that fp32 has.")
+                  see="The way from tiled to register_tiled is the step from shared memory to registers, the way to "
+                      "longest_first the rest of the ladder; the dashes at the top are all that fp32 has.")
     causal = Chart("causal", "The same loop on a GPU, with a causal mask", [panel(d, 1) for d in dims],
-                   see="Only visible pairs count as work: tiled and register_tiled skip the rest and stay near their "
-                       "speed without a mask, the baseline computes it and falls.")
+                   see="Only visible pairs count as work: the kernels skip the rest and stay near their speed without a "
+                       "mask, longest_first from the smallest N on; the baseline computes it and falls.")
 
     def gib(label: str, variant: str, role: str, d: int) -> Line:
         points = []
@@ -42,7 +45,7 @@ def charts(r: Results) -> list[Chart | Table]:
         return Line(label, points, role)
 
     memory = Chart("memory", "Device memory: tensors and scratch", [
-        Lines("GiB", [gib("baseline", "baseline", "previous", d), gib("tiled, register_tiled", "tiled", "this", d)],
+        Lines("GiB", [gib("baseline", "baseline", "previous", d), gib("the kernels", "tiled", "this", d)],
               "N, sequence length (B = 4, H = 8)", where=f"d = {d}") for d in dims],
         subtitle=f"{r.context['device']} · f32 · tensors as counted, scratch as the benchmark asked for it",
         see="The baseline is twice as steep: it keeps S, which grows with N², the kernels nothing but the tensors.")
@@ -51,13 +54,21 @@ def charts(r: Results) -> list[Chart | Table]:
     for d in dims:
         for masked in (0, 1):
             by = {v: group(rows(v, d, masked), "N") for v in KERNELS}
-            peer = {v: group(rows(v, d, masked, "peer"), "N") for v in (*PEERS, "register_tiled")}
+            peer = {v: group(rows(v, d, masked, "peer"), "N") for v in (*PEERS, "longest_first")}
             for n in (n for n in by["register_tiled"] if n in (1024, 4096, 16384)):
-                speeds = [significant(1e-12 * median(by[v][n], "flops")) for v in KERNELS]
-                against = significant(ratio(by["baseline"][n], by["register_tiled"][n], "time").mid) + "×"
-                beside = [significant(ratio(peer[v][n], peer["register_tiled"][n], "time").mid) + "×"
-                          if n in peer[v] and n in peer["register_tiled"] else "–" for v in PEERS]
+                speeds = [significant(1e-12 * median(by[v][n], "flops")) if n in by[v] else "–" for v in KERNELS]
+                against = (significant(ratio(by["baseline"][n], by["longest_first"][n], "time").mid) + "×"
+                           if n in by["longest_first"] else "–")
+                beside = [significant(ratio(peer[v][n], peer["longest_first"][n], "time").mid) + "×"
+                          if n in peer[v] and n in peer["longest_first"] else "–" for v in PEERS]
                 table_rows.append([f"{d}", "causal" if masked else "none", f"{n:g}", *speeds, against, *beside])
-    table = Table("speed", ["d", "mask", "N", "baseline", "tiled", "register_tiled (TFLOP/s)", "than baseline",
-                            "than PyTorch memory-efficient", "than PyTorch math"], table_rows)
-    return [speed, causal, memory, table]
+    table = Table("speed", ["d", "mask", "N", "baseline", "tiled", "register_tiled", "longest_first (TFLOP/s)",
+                            "than baseline", "than PyTorch memory-efficient", "than PyTorch math"], table_rows)
+
+    rungs = []
+    for rung in LADDER:
+        found = [group(rows(rung, d, masked), "N").get(n) for d, n, masked in LADDER_CASES]
+        rungs.append([rung, *(significant(1e-12 * median(some, "flops")) if some else "–" for some in found)])
+    ladder = Table("ladder", ["TFLOP/s", *(f"d {d}, N {n}{', causal' * masked}" for d, n, masked in LADDER_CASES)],
+                   rungs)
+    return [speed, causal, memory, table, ladder]

@@ -15,10 +15,11 @@ def prepare(library: Library, case: Case) -> dict[str, Callable[[], object]]:
     t = Tensors(case, torch.float32, backward=False)
     want = expected_rows(t)
     timed: dict[str, Callable[[], object]] = {}
-    ours = library.run("forward", "register_tiled", t)
-    ours()
-    verified("register_tiled", t.o, want, 1e-5)
-    timed["register_tiled"] = ours
+    for kernel in ("register_tiled", "longest_first"):
+        ours = library.run("forward", kernel, t)
+        ours()
+        verified(kernel, t.o, want, 1e-5)
+        timed[kernel] = ours
     for name, backend in (("memory_efficient", SDPBackend.EFFICIENT_ATTENTION), ("math", SDPBackend.MATH)):
         if name == "math" and case.n > 4096:
             continue  # it stores the scores several times over

@@ -21,7 +21,7 @@ using namespace fa::judge;
 using cuda_forward::Kernel;
 using Int = std::int64_t;
 
-StageUnderTest stage(Kernel kernel, Int nan_tile) {
+StageUnderTest stage(Kernel kernel, Int nan_tile, Int nan_keys = 1) {
   StageUnderTest s;
   s.name = cuda_forward::name(kernel);
   s.promises.max_d = cuda_forward::max_d;
@@ -31,6 +31,7 @@ StageUnderTest stage(Kernel kernel, Int nan_tile) {
   s.promises.rejects_lengths = false;
   s.promises.large_scores = true;
   s.promises.nan_tile = nan_tile;
+  s.promises.nan_keys = nan_keys;
 #ifndef FA_EMULATED
   s.promises.host_memory = false;
   s.promises.device_bytes = free_device_bytes;
@@ -47,8 +48,17 @@ StageUnderTest stage(Kernel kernel, Int nan_tile) {
   s.unavailable = no_gpu;
   return s;
 }
+// A NaN in a hidden key's value reaches rows of the same tile: up to eight_rows as far as the tile
+// of keys is loaded at all, then within eight keys.
 const bool registered = register_conformance(stage(Kernel::tiled, 32)) &&
-                        register_conformance(stage(Kernel::register_tiled, 64));
+                        register_conformance(stage(Kernel::register_tiled, 64)) &&
+                        register_conformance(stage(Kernel::neighbours, 64)) &&
+                        register_conformance(stage(Kernel::eight_rows, 128)) &&
+                        register_conformance(stage(Kernel::eight_by_eight, 64, 8)) &&
+                        register_conformance(stage(Kernel::copies_ahead, 64, 8)) &&
+                        register_conformance(stage(Kernel::fragments_ahead, 64, 8)) &&
+                        register_conformance(stage(Kernel::lazy_maximum, 64, 8)) &&
+                        register_conformance(stage(Kernel::longest_first, 64, 8));
 
 class Gpu : public GpuTest {};
 
@@ -79,8 +89,10 @@ std::string refusal(const std::function<void()>& f) {
 
 TEST_F(Gpu, ForwardSaysWhichKernelItChose) {
   ForwardCase<float> c(spec(33, 65, 40), true);
-  const bool fits = cuda_forward::unsupported(c.p, c.call().t, Kernel::register_tiled).empty();
-  EXPECT_EQ(run(c, Kernel::best), fits ? Kernel::register_tiled : Kernel::tiled);
+  Kernel highest{};
+  for (Kernel kernel : cuda_forward::ladder)
+    if (cuda_forward::unsupported(c.p, c.call().t, kernel).empty()) highest = kernel;
+  EXPECT_EQ(run(c, Kernel::best), highest);
   EXPECT_EQ(c.verdict(), "");
   EXPECT_EQ(run(c, Kernel::tiled), Kernel::tiled);
   EXPECT_EQ(c.verdict(), "");
@@ -93,7 +105,7 @@ TEST_F(Gpu, MoreHeadsThanAGridHasAlongY) {
 #else
   constexpr Int many = 65537;
 #endif
-  for (Kernel kernel : {Kernel::tiled, Kernel::register_tiled})
+  for (Kernel kernel : cuda_forward::ladder)
     for (bool many_batches : {false, true}) {
       Spec s = spec(2, 3, 8);
       (many_batches ? s.p.B : s.p.Hq) = many;
@@ -105,7 +117,7 @@ TEST_F(Gpu, MoreHeadsThanAGridHasAlongY) {
 }
 
 TEST_F(Gpu, WorkIsPutOnTheStreamAndNobodyWaits) {
-  for (Kernel kernel : {Kernel::tiled, Kernel::register_tiled}) {
+  for (Kernel kernel : cuda_forward::ladder) {
     ForwardCase<float> c(spec(64, 64, 64), true);
     const auto on_stream = [&](const Problem& p, const Forward<float>& t, cudaStream_t stream) {
       cuda_forward::forward(p, t, {kernel, stream});
@@ -116,7 +128,7 @@ TEST_F(Gpu, WorkIsPutOnTheStreamAndNobodyWaits) {
 }
 
 TEST_F(Gpu, AgreesWithStage03) {
-  for (Kernel kernel : {Kernel::tiled, Kernel::register_tiled})
+  for (Kernel kernel : cuda_forward::ladder)
     for (Causal mask : {Causal::none, Causal::top_left, Causal::bottom_right}) {
       ForwardCase<float> x(spec(70, 90, 64, mask), true), y(spec(70, 90, 64, mask), true);
       tiled_cpu::forward(x.p, x.call().t);
@@ -130,7 +142,7 @@ TEST_F(Gpu, AgreesWithStage03) {
 }
 
 TEST_F(Gpu, TinyProblemMatchesTheChapter) {
-  for (Kernel kernel : {Kernel::tiled, Kernel::register_tiled}) {
+  for (Kernel kernel : cuda_forward::ladder) {
     TinyProblem tiny;
     on_gpu_forward<float>([&](const Problem& p, const Forward<float>& t) {
       cuda_forward::forward(p, t, {kernel});
@@ -196,14 +208,38 @@ TEST_F(Gpu, SaysHowMuchSharedMemoryIsMissing) {
 #endif
 }
 
+// Powers of 2 need scale log2(e), which may overflow where the scale does not.
+TEST_F(Gpu, AScaleThatIsTooLargeForPowersOfTwoTakesALowerRung) {
+  Spec s = spec(20, 40, 16);
+  s.p.scale = 3e38;
+  ForwardCase<float> c(s, true);
+  c.Q.fill([](auto, auto, auto i, auto x) { return x == 0 ? 1e-38 * double(i) : 0; });
+  c.K.fill([](auto, auto, auto j, auto x) { return x == 0 ? double(j % 7) - 3 : 0; });
+  EXPECT_NE(refusal([&] { run(c, Kernel::longest_first); }).find("scale * log2(e)"),
+            std::string::npos);
+  const Kernel chosen = run(c, Kernel::best);
+  EXPECT_LT(chosen, Kernel::lazy_maximum);
+  EXPECT_GE(chosen, Kernel::register_tiled);
+  EXPECT_EQ(c.verdict(), "") << name(chosen);
+}
+
+TEST_F(Gpu, RefusesMoreKeysThanThirtyTwoBitsCount) {
+  const Problem p = spec(1, Int(1) << 31, 1).p;
+  for (Kernel kernel : cuda_forward::ladder)
+    EXPECT_EQ(cuda_forward::unsupported(p, Forward<float>{}, kernel).find("Nk must be below") !=
+                  std::string::npos,
+              kernel >= Kernel::neighbours)
+        << name(kernel);
+}
+
 #ifdef FA_EMULATED
 // No result tells in which order blocks take their rows, only how long the last of them takes.
 TEST_F(Gpu, TheFirstBlockTakesTheLongestRows) {
   const emulator::FirstBlockOnly first;
-  for (Kernel kernel : {Kernel::tiled, Kernel::register_tiled}) {
-    ForwardCase<float> c(spec(150, 150, 8, Causal::top_left), false);
+  for (Kernel kernel : cuda_forward::ladder) {
+    ForwardCase<float> c(spec(300, 300, 8, Causal::top_left), false);
     run(c, kernel);
-    if (std::isnan(c.O.at(0, 0, 149, 0)) || !std::isnan(c.O.at(0, 0, 0, 0)))
+    if (std::isnan(c.O.at(0, 0, 299, 0)) || !std::isnan(c.O.at(0, 0, 0, 0)))
       ADD_FAILURE() << name(kernel) << ": block 0 does not take the last rows, which see most keys";
   }
 }

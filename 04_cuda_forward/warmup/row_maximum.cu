@@ -3,10 +3,9 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
-#include <exception>
 #include <vector>
 
-#include "common/core/cuda.hpp"
+#include "common/core/cuda_program.hpp"
 
 namespace {
 
@@ -26,15 +25,6 @@ __global__ void row_maximum_kernel(const float* X, float* maximum, int rows, int
 // [end quote]
 
 int run() {
-#ifndef FA_EMULATED
-  int count = 0;
-  const cudaError_t code = cudaGetDeviceCount(&count);
-  if (code != cudaSuccess || count == 0) {
-    const char* why = code != cudaSuccess ? cudaGetErrorString(code) : "the driver finds none";
-    std::printf("skipped, no usable GPU: %s\n", why);
-    return 77;
-  }
-#endif
   constexpr int rows = 1001, cols = 77;  // no multiples of 4 and 32
   constexpr int blocks = (rows + warps - 1) / warps;
 
@@ -57,11 +47,4 @@ int run() {
 
 }  // namespace
 
-int main() {
-  try {
-    return run();
-  } catch (const std::exception& error) {
-    std::fprintf(stderr, "%s\n", error.what());
-    return 1;
-  }
-}
+int main() { return fa::cuda_program(run); }

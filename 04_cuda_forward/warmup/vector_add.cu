@@ -1,11 +1,11 @@
-// Warm-up 1: c = a + b, a thread for each element. Neighbouring threads read neighbouring
-// addresses, and the last block has more threads than there are elements left.
+// Warm-up 1: c = a + b, a thread for each element. All that a CUDA program does stands here in
+// CUDA's own words: allocate, copy there, launch, copy back, free. Neighbouring threads read
+// neighbouring addresses, and the last block has more threads than there are elements left.
 #include <cmath>
 #include <cstdio>
-#include <exception>
 #include <vector>
 
-#include "common/core/cuda.hpp"
+#include "common/core/cuda_program.hpp"
 
 namespace {
 
@@ -17,15 +17,6 @@ __global__ void vector_add_kernel(const float* a, const float* b, float* c, int 
 // [end quote]
 
 int run() {
-#ifndef FA_EMULATED
-  int count = 0;
-  const cudaError_t code = cudaGetDeviceCount(&count);
-  if (code != cudaSuccess || count == 0) {
-    const char* why = code != cudaSuccess ? cudaGetErrorString(code) : "the driver finds none";
-    std::printf("skipped, no usable GPU: %s\n", why);
-    return 77;
-  }
-#endif
   constexpr int n = 100003, threads = 256;
   constexpr int blocks = (n + threads - 1) / threads;  // rounded up
   constexpr int extra = blocks * threads - n;          // threads that must do nothing
@@ -35,16 +26,29 @@ int run() {
     a[i] = float(i);
     b[i] = 1 / float(i + 1);
   }
-  const fa::DeviceMemory da(n * sizeof(float)), db(n * sizeof(float)),
-      dc((n + extra) * sizeof(float));
-  FA_CUDA_CHECK(cudaMemcpy(da.as<float>(), a.data(), da.bytes(), cudaMemcpyHostToDevice));
-  FA_CUDA_CHECK(cudaMemcpy(db.as<float>(), b.data(), db.bytes(), cudaMemcpyHostToDevice));
-  FA_CUDA_CHECK(cudaMemset(dc.as<float>(), 0xff, dc.bytes()));  // NaN: nobody wrote here
 
-  FA_LAUNCH(vector_add_kernel, dim3(blocks), dim3(threads), 0, nullptr, da.as<float>(),
-            db.as<float>(), dc.as<float>(), n);
-  // Waits for the kernel, for it is on the same stream.
-  FA_CUDA_CHECK(cudaMemcpy(c.data(), dc.as<float>(), dc.bytes(), cudaMemcpyDeviceToHost));
+  // [quote host]
+  const std::size_t bytes = n * sizeof(float), longer = (n + extra) * sizeof(float);
+  float *da = nullptr, *db = nullptr, *dc = nullptr;  // d for device
+  FA_CUDA_CHECK(cudaMalloc(&da, bytes));
+  FA_CUDA_CHECK(cudaMalloc(&db, bytes));
+  FA_CUDA_CHECK(cudaMalloc(&dc, longer));
+  FA_CUDA_CHECK(cudaMemcpy(da, a.data(), bytes, cudaMemcpyHostToDevice));
+  FA_CUDA_CHECK(cudaMemcpy(db, b.data(), bytes, cudaMemcpyHostToDevice));
+  FA_CUDA_CHECK(cudaMemset(dc, 0xff, longer));  // NaN: nobody wrote here
+
+#ifndef FA_EMULATED
+  vector_add_kernel<<<blocks, threads>>>(da, db, dc, n);
+  FA_CUDA_CHECK(cudaGetLastError());  // a launch returns nothing: ask whether it began
+#else
+  FA_LAUNCH(vector_add_kernel, dim3(blocks), dim3(threads), 0, nullptr, da, db, dc, n);
+#endif
+
+  FA_CUDA_CHECK(cudaMemcpy(c.data(), dc, longer, cudaMemcpyDeviceToHost));  // waits for the kernel
+  FA_CUDA_CHECK(cudaFree(da));
+  FA_CUDA_CHECK(cudaFree(db));
+  FA_CUDA_CHECK(cudaFree(dc));
+  // [end quote]
 
   int wrong = 0;
   for (int i = 0; i < n; ++i) wrong += !(c[i] == a[i] + b[i]);
@@ -56,11 +60,4 @@ int run() {
 
 }  // namespace
 
-int main() {
-  try {
-    return run();
-  } catch (const std::exception& error) {
-    std::fprintf(stderr, "%s\n", error.what());
-    return 1;
-  }
-}
+int main() { return fa::cuda_program(run); }

@@ -33,7 +33,7 @@ void fa::bench::register_benchmarks(Size size) {
         p.Nq = p.Nk = N;
         p.d = d;
         p.causal = causal;
-        gpu_forward("stage04/forward/register_tiled", p, 0, forward(ForwardKernel::best));
+        gpu_forward("stage04/forward/register_tiled", p, 0, forward(ForwardKernel::register_tiled));
         const auto add = [&](const std::string& name, const Options& options, bool both) {
           const bool stored = options.kernel == Kernel::stored;
           gpu_backward(name, p, {cuda_backward::scratch_bytes(p, options), both, stored},

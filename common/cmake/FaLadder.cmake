@@ -268,7 +268,7 @@ function(fa_ladder_skeletons reason)
         if(level GREATER 1)
           # PTX for one architecture: a fraction of the time, and all errors of the language.
           set_target_properties(${target} PROPERTIES CUDA_PTX_COMPILATION ON CUDA_ARCHITECTURES 90a-real)
-          target_compile_options(${target} PRIVATE -w)
+          target_compile_options(${target} PRIVATE -w -Xcicc -O0)
         endif()
       endif()
     endforeach()

@@ -3,7 +3,7 @@
 #   THREADS  has threads, as CUDA stages have: tested under ThreadSanitizer, too
 #   LESSON   files of the lesson, the ones a reader rewrites
 #   SOURCES  other files, entry.cpp
-#   PROGRAMS files with a main() of their own; for a CUDA stage
+#   PROGRAMS files with a main() of their own; for a CUDA stage. A README.md beside them may quote what they print.
 #   PREVIOUS ids of stages that this one's tests and benchmark compare with)
 #
 # Expects check/test.cpp, check/bench.cpp and check/mutants.txt. Makes, for stage 01:
@@ -140,16 +140,22 @@ function(fa_stage_variant stage library prefix variant)
   add_dependencies(${stage}_tested ${library})
 
   # Small programs of their own; each checks its result and returns 0, or 77 where it cannot run.
+  if(S_PROGRAMS AND NOT TARGET ${stage}_programs)
+    add_custom_target(${stage}_programs)
+    add_dependencies(${stage}_tested ${stage}_programs)
+  endif()
   foreach(file IN LISTS S_PROGRAMS)
+    get_filename_component(folder ${file} DIRECTORY)
     get_filename_component(stem ${file} NAME_WE)
     set(program ${library}_${stem})
     fa_stage_object(${program}_object "${variant}" ${file})
     add_executable(${program} $<TARGET_OBJECTS:${program}_object>)
     set_target_properties(${program} PROPERTIES LINKER_LANGUAGE CXX OUTPUT_NAME ${stem}_${variant})
-    target_link_libraries(${program} PRIVATE ${library})
-    add_dependencies(${stage}_tested ${program})
+    target_link_libraries(${program} PRIVATE $<IF:$<STREQUAL:${variant},on_cpu>,fa_emulator,fa_cuda>)
+    add_dependencies(${stage}_programs ${program})
     if(BUILD_TESTING)
-      add_test(NAME ${prefix}.program.${stem} COMMAND ${program})
+      add_test(NAME ${prefix}.program.${stem} COMMAND ${Python3_EXECUTABLE}
+        ${PROJECT_SOURCE_DIR}/common/tests/quoted.py $<TARGET_FILE:${program}> ${dir}/${folder}/README.md)
       set_tests_properties(${prefix}.program.${stem} PROPERTIES LABELS ${stage} TIMEOUT 60
         SKIP_RETURN_CODE 77)
     endif()

@@ -3,6 +3,7 @@
 #include "common/emulator/cuda_on_cpu.hpp"
 
 #include <algorithm>
+#include <chrono>
 #include <cstdlib>
 #include <map>
 #include <memory>
@@ -150,6 +151,7 @@ struct Fiber {
   unsigned mask = 0;        // of the lanes that it waits for
   std::uint64_t value = 0;  // handed to the others of its warp
   unsigned warp_phase = 0, block_phase = 0;
+  std::vector<fa::emulator::Copy> copies;  // asked for, not waited for
   unsigned waits = 0;
 };
 
@@ -228,7 +230,10 @@ void resume(unsigned index) {
   running->current = index;
   const dim3& b = blockDim;
   threadIdx = {index % b.x, index / b.x % b.y, index / b.x / b.y};
-  if (fiber.state == State::fresh) fiber.at = fresh_stack(fiber.stack.get());
+  if (fiber.state == State::fresh) {
+    fiber.at = fresh_stack(fiber.stack.get());
+    fiber.copies.clear();
+  }
   fiber.state = State::ready;
   tsan_switch(fiber.tsan);
   fa_switch_stack(&running->scheduler, fiber.at);
@@ -315,6 +320,7 @@ void run_block() {
 void misaligned() { last_error = cudaErrorMisalignedAddress; }
 unsigned lane() { return running->current % warp_size; }
 void* dynamic_shared_memory() { return running->shared.get(); }
+std::vector<Copy>& copies_under_way() { return self().copies; }
 Position position() {
   if (!running) return {};
   const char* const shared = running->shared.get();
@@ -329,6 +335,17 @@ std::uint64_t exchange(unsigned mask, std::uint64_t value, unsigned source) {
   const unsigned first = running->current / warp_size * warp_size;
   const bool inside = source < warp_size && first + source < running->fibers.size();
   const std::uint64_t result = inside ? running->fibers[first + source].value : value;
+  wait_for_warp(mask);
+  return result;
+}
+
+bool any(unsigned mask, bool x) {
+  self().value = x;
+  wait_for_warp(mask);
+  const unsigned first = running->current / warp_size * warp_size;
+  bool result = false;
+  for (unsigned l = 0; l < warp_size && first + l < running->fibers.size(); ++l)
+    result |= (mask >> l & 1) && running->fibers[first + l].value;
   wait_for_warp(mask);
   return result;
 }
@@ -525,4 +542,36 @@ cudaError_t cudaMemsetAsync(void* memory, int byte, std::size_t bytes, cudaStrea
   return cudaMemset(memory, byte, bytes);
 }
 cudaError_t cudaDeviceSynchronize() { return cudaSuccess; }
+
+struct fa_emulated_stream {};
+cudaError_t cudaStreamCreate(cudaStream_t* stream) {
+  *stream = new fa_emulated_stream;
+  return cudaSuccess;
+}
+cudaError_t cudaStreamDestroy(cudaStream_t stream) {
+  delete stream;
+  return cudaSuccess;
+}
 cudaError_t cudaStreamSynchronize(cudaStream_t) { return cudaSuccess; }
+
+struct fa_emulated_event {
+  std::chrono::steady_clock::time_point time;
+};
+cudaError_t cudaEventCreate(cudaEvent_t* event) {
+  *event = new fa_emulated_event;
+  return cudaSuccess;
+}
+cudaError_t cudaEventDestroy(cudaEvent_t event) {
+  delete event;
+  return cudaSuccess;
+}
+cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
+  fa::emulator::note(stream);
+  event->time = std::chrono::steady_clock::now();
+  return cudaSuccess;
+}
+cudaError_t cudaEventSynchronize(cudaEvent_t) { return cudaSuccess; }
+cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t begin, cudaEvent_t end) {
+  *milliseconds = std::chrono::duration<float, std::milli>(end->time - begin->time).count();
+  return cudaSuccess;
+}

@@ -11,7 +11,8 @@
 //
 // Shared memory is filled with NaN before each block, device memory when it is allocated. A write
 // behind the shared memory that a launch asked for is an error of that launch.
-// Not here: time, several blocks at once, anything of stage 06 (tensor cores, cp.async, TMA).
+// Not here: the time a GPU takes, several blocks at once, what only stage 06 uses (tensor cores,
+// TMA).
 #pragma once
 #include <cmath>
 #include <cstddef>
@@ -20,6 +21,7 @@
 #include <functional>
 #include <set>
 #include <string>
+#include <vector>
 
 // ---- the language ----
 
@@ -105,8 +107,30 @@ void __syncwarp(unsigned mask = 0xffffffff);
 namespace fa::emulator {
 // The lanes of `mask` each hand in a value and take that of lane `source` (its own if outside).
 std::uint64_t exchange(unsigned mask, std::uint64_t value, unsigned source);
+// Is x true in any lane of `mask`? Orders no memory either.
+bool any(unsigned mask, bool x);
 unsigned lane();
 void* dynamic_shared_memory();
+
+// cp.async: what this thread has asked for and not waited for. The place holds NaN until then.
+struct Copy {
+  void* to;
+  const void* from;  // null: zeros
+  std::size_t bytes;
+};
+std::vector<Copy>& copies_under_way();
+inline void copy_later(void* to, const void* from, std::size_t bytes) {
+  std::memset(to, 0xff, bytes);
+  copies_under_way().push_back({to, from, bytes});
+}
+inline void copy_now() {
+  for (const Copy& copy : copies_under_way())
+    if (copy.from)
+      std::memcpy(copy.to, copy.from, copy.bytes);
+    else
+      std::memset(copy.to, 0, copy.bytes);
+  copies_under_way().clear();
+}
 
 template <class T>
 T shuffle(unsigned mask, T value, unsigned source) {
@@ -171,6 +195,7 @@ template <class T>
 T __shfl_down_sync(unsigned mask, T value, unsigned by) {
   return fa::emulator::shuffle(mask, value, fa::emulator::lane() + by);
 }
+inline int __any_sync(unsigned mask, int x) { return fa::emulator::any(mask, x != 0); }
 #ifdef FA_XRAY
 float atomicAdd(float* address, float value);
 #else
@@ -212,6 +237,7 @@ enum cudaDeviceAttr {
 };
 enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize };
 using cudaStream_t = fa_emulated_stream*;
+using cudaEvent_t = struct fa_emulated_event*;
 
 const char* cudaGetErrorString(cudaError_t);
 const char* cudaGetErrorName(cudaError_t);
@@ -231,7 +257,15 @@ cudaError_t cudaMemcpyAsync(void* to, const void* from, std::size_t bytes, cudaM
 cudaError_t cudaMemset(void* memory, int byte, std::size_t bytes);
 cudaError_t cudaMemsetAsync(void* memory, int byte, std::size_t bytes, cudaStream_t = nullptr);
 cudaError_t cudaDeviceSynchronize();
+cudaError_t cudaStreamCreate(cudaStream_t*);
+cudaError_t cudaStreamDestroy(cudaStream_t);
 cudaError_t cudaStreamSynchronize(cudaStream_t);
+// A kernel runs inside its launch, so an event holds the time of the CPU at which it was recorded.
+cudaError_t cudaEventCreate(cudaEvent_t*);
+cudaError_t cudaEventDestroy(cudaEvent_t);
+cudaError_t cudaEventRecord(cudaEvent_t, cudaStream_t = nullptr);
+cudaError_t cudaEventSynchronize(cudaEvent_t);
+cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t, cudaEvent_t);
 namespace fa::emulator {
 cudaError_t allow_dynamic_shared_memory(const void* kernel, int bytes);
 }

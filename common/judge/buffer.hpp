@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "common/core/cache_lines.hpp"
 #include "common/core/tensor.hpp"
 
 namespace fa::judge {
@@ -130,7 +131,7 @@ class Buffer {
 
   std::int64_t B_ = 0, H_ = 0, N_ = 0, d_ = 0;
   std::int64_t first_ = 0, batch_ = 0, head_ = 0, row_ = 0;
-  std::vector<T> memory_, sealed_;
+  CacheLines<T> memory_, sealed_;
   std::vector<bool> inside_;
 };
 

@@ -79,6 +79,7 @@ void values(Run& run) {
                                     {Kind::falling, 1000},
                                     {Kind::spike_first, 1e4},
                                     {Kind::spike_middle, 1e4},
+                                    {Kind::spike_last, 120},
                                     {Kind::spike_last, 1e4}})
       kinds.push_back(d);
   for (const Data& data : kinds)
@@ -227,6 +228,7 @@ void lengths(Run& run) {
       for (Int d : {8, 72, 200}) {
         if (d != 8 && (run.d(d) == spec.p.d || Nq != 70)) continue;
         spec.p.d = run.d(d);
+        if (run.promises().takes && !run.promises().takes(spec.p)) continue;
         run.each_type([&](auto type) {
           using T = decltype(type);
           run.run<T>(spec, "padding NaN", [&]() -> std::string {

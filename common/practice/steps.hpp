@@ -52,7 +52,4 @@ int turns(F word, int width = 1) {
   return sum;
 }
 
-// What Eigen asserts, in words, as an exception: the tests then name the case and go on.
-[[noreturn]] void eigen_complains(const char* assertion);
-
 }  // namespace fa::practice

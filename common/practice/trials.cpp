@@ -34,7 +34,7 @@ void record(const char* name, double x) {
   std::fflush(stdout);  // what comes before a crash is not lost
 }
 
-void eigen_complains(const char* assertion) {
+[[noreturn]] void eigen_complains(const char* assertion) {
   const std::string text = assertion;
   const auto says = [&](const char* part) { return text.find(part) != std::string::npos; };
   std::string words = "Eigen asserts " + text;

@@ -28,7 +28,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 GLOSSARY = Path("docs/glossary.md")
-ORDINARY = frozenset({"bank", "block", "diagonal", "full", "group", "mark", "merge", "pass", "promise", "section", "skeleton", "skipped", "task", "view"})
+ORDINARY = frozenset("bank block device diagonal event full group host mark merge pass promise section skeleton skipped task "
+                     "view".split())
 
 BOLD = re.compile(r"\*\*(?=\S)((?:[^*]|\*(?!\*))+?)(?<=\S)\*\*")
 ENTRY = re.compile(r"^\*\*(.+?)\.?\*\*(.*?)(?=^\*\*|\Z)", re.M | re.S)
@@ -64,11 +65,13 @@ def line(text: str, place: int) -> int:
 
 
 def chapters(root: Path) -> list[Path]:
-    """In reading order; a README first, the pages of a folder by their numbers."""
+    """In reading order; a warm-up first, then the README, the pages of a folder by their numbers."""
     def order(page: Path) -> tuple[str, int, bool, int]:
         stage, *folders, name = page.parts
         number = re.match(r"\d+", name)
         after = 0 if name == "README.md" and not folders else 2 if "backward" in folders else 1 if folders else 3
+        if "warmup" in folders:
+            after = -1
         return stage, after, name != "README.md", int(number.group()) if number else 0
     found = [page.relative_to(root) for page in root.glob("0?_*/**/*.md")]
     skipped = {"mine", "hunt", "results", "check", "exercise"}

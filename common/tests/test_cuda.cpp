@@ -147,6 +147,24 @@ TEST_F(Cuda, AThreadThatHasReturnedKeepsNobodyWaiting) {
   EXPECT_EQ(from_device<float>(m, 1)[0], 160);
 }
 
+TEST_F(Cuda, EventsTimeWhatLiesBetweenThem) {
+  const DeviceMemory m(sizeof(float));
+  FA_CUDA_CHECK(cudaMemset(m.as<void>(), 0, sizeof(float)));
+  cudaEvent_t first, second, third;
+  for (cudaEvent_t* event : {&first, &second, &third}) FA_CUDA_CHECK(cudaEventCreate(event));
+  FA_CUDA_CHECK(cudaEventRecord(first));
+  FA_CUDA_CHECK(cudaEventRecord(second));
+  for (int i = 0; i < 100; ++i) test_kernels::count(m.as<float>());
+  FA_CUDA_CHECK(cudaEventRecord(third));
+  FA_CUDA_CHECK(cudaEventSynchronize(third));
+  float nothing = -1, kernels = -1;
+  FA_CUDA_CHECK(cudaEventElapsedTime(&nothing, first, second));
+  FA_CUDA_CHECK(cudaEventElapsedTime(&kernels, second, third));
+  EXPECT_GE(nothing, 0);
+  EXPECT_GT(kernels, nothing);
+  for (cudaEvent_t event : {first, second, third}) FA_CUDA_CHECK(cudaEventDestroy(event));
+}
+
 TEST(Hint, NamesBothArchitectures) {
   expect_words(cuda_hint(cudaErrorNoKernelImageForDevice, "8.0, 9.0", 75),
                {"built for compute capability 8.0, 9.0", "this GPU is 7.5",

@@ -48,15 +48,16 @@ def long_lines() -> list[str]:
 
 
 def stale_pictures() -> list[str]:
-    """A picture of docs/ that is not what the program beside it draws."""
+    """A picture of docs/ or of a warm-up that is not what the program beside it draws."""
     stale = []
-    for program in sorted(ROOT.glob("docs/pictures/*.py")):
+    for program in sorted([*ROOT.glob("docs/pictures/*.py"), *ROOT.glob("0?_*/warmup/pictures/*.py")]):
         spec = importlib.util.spec_from_file_location(program.stem, program)
         assert spec and spec.loader
         spec.loader.exec_module(module := importlib.util.module_from_spec(spec))
-        picture = program.with_suffix(".svg")
-        if not picture.exists() or picture.read_text(encoding="utf-8") != module.drawn():
-            stale.append(f"{picture.relative_to(ROOT)}: not what {program.relative_to(ROOT)} draws; run it")
+        for name, drawn in module.pictures().items():
+            picture = program.with_name(name)
+            if not picture.exists() or picture.read_text(encoding="utf-8") != drawn:
+                stale.append(f"{picture.relative_to(ROOT)}: not what {program.relative_to(ROOT)} draws; run it")
     return stale
 
 
@@ -77,9 +78,10 @@ def main() -> int:
             check = subprocess.run([sys.executable, ROOT / "common" / tool, "check", *args], capture_output=True, text=True)
             if check.returncode:
                 problems.append(check.stderr.strip())
-        count = words((stage / "README.md").read_text(encoding="utf-8"))
-        if count > 3000:
-            problems.append(f"{stage.name}/README.md: {count} words; a chapter is read in one sitting")
+        for page, limit in ((stage / "README.md", 3000), (stage / "warmup" / "README.md", 2000)):
+            count = words(page.read_text(encoding="utf-8")) if page.is_file() else 0
+            if count > limit:
+                problems.append(f"{page.relative_to(ROOT)}: {count} words; it is read in one sitting")
     for tool in ("timeline.py", "ab.py"):  # their rules and changes must fit the rungs
         command = [sys.executable, str(ROOT / "06_optimized" / "check" / tool), "check"]
         check = subprocess.run(command, capture_output=True, text=True, check=False)

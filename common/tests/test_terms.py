@@ -56,6 +56,11 @@ class Terms(unittest.TestCase):
         for word in words:
             self.assertIn(word, problems[0])
 
+    def test_a_warm_up_is_read_before_its_chapter(self) -> None:
+        (self.root / "01_second/warmup").mkdir()
+        (self.root / "01_second/warmup/README.md").write_text("Lanes overflow.\n", encoding="utf-8")
+        self.says(check_terms.check(self.root), "warmup/README.md:1", '"overflow" is used here, but defined in 01_second/README.md')
+
     def test_the_course(self) -> None:
         if problems := check_terms.check():
             self.fail("\n" + "\n".join(problems))

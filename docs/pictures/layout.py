@@ -76,5 +76,10 @@ def drawn() -> str:
     return picture.svg()
 
 
+def pictures() -> dict[str, str]:
+    return {"layout.svg": drawn()}
+
+
 if __name__ == "__main__":
-    (HERE / "layout.svg").write_text(drawn(), encoding="utf-8")
+    for name, svg in pictures().items():
+        (HERE / name).write_text(svg, encoding="utf-8")
