@@ -90,11 +90,11 @@ struct alignas(16) float4 {
 inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
 
 template <class T>
-T min(T a, T b) {
+__device__ T min(T a, T b) {
   return b < a ? b : a;
 }
 template <class T>
-T max(T a, T b) {
+__device__ T max(T a, T b) {
   return a < b ? b : a;
 }
 inline float __expf(float x) { return std::exp(x); }

@@ -1,7 +1,7 @@
-// The x-ray. -fsanitize=thread makes the compiler put a call before every access to memory. Here
-// these calls do not look for races: they note who accesses what from which line. What the lanes
-// of a warp do at the same place in the code, for the same time since they last waited, is one
-// access of the warp; its cost follows from the addresses. This file itself is not instrumented.
+// The x-ray. -fsanitize=thread makes the compiler put a call before every access to memory, and
+// -fsanitize-coverage=trace-pc one at the begin of every basic block. Here they come to these
+// functions, which look for no races: they keep each thread's way through the code. From the ways
+// of 32 lanes follows what a warp does together. This file itself is not instrumented.
 #include "common/emulator/xray.hpp"
 
 #include <algorithm>
@@ -56,11 +56,6 @@ struct Site {
   Op op;
   unsigned bytes;
   std::map<int, Total> totals;  // by array
-  struct Count {
-    std::uint64_t phase = 0;
-    unsigned waits = 0, times = 0;
-  };
-  std::vector<Count> counts = std::vector<Count>(max_threads);
 };
 std::string program;
 std::map<std::pair<std::uintptr_t, Op>, Site> sites;
@@ -87,14 +82,12 @@ std::set<std::pair<int, std::int64_t>> fetched;  // rows of tensors
 
 struct Access {
   Site* site;
-  unsigned warp, waits, times, lane;
+  unsigned lane, warp;
   int array;
   const char* address;
   int tensor;        // whose number it is, -1 if it was computed, -2 if nobody asks
   std::int64_t row;  // of the tensor, or the warp that computed it
 };
-std::vector<Access> noted;
-std::uint64_t noted_phase = 0;
 
 struct Cost {
   unsigned took, least;
@@ -175,19 +168,50 @@ void serve(const Access* first, const Access* end) {
   }
 }
 
-// All of a phase has been noted: find the warps' accesses in it.
-void serve_all() {
-  const auto key = [](const Access& a) { return std::tie(a.site, a.warp, a.waits, a.times); };
-  std::sort(noted.begin(), noted.end(), [&](const Access& a, const Access& b) {
-    return std::pair(key(a), a.lane) < std::pair(key(b), b.lane);
-  });
-  for (auto a = noted.begin(); a != noted.end();) {
-    const auto end =
-        std::find_if(a, noted.end(), [&](const Access& b) { return key(b) != key(*a); });
-    serve(&*a, &*a + (end - a));
-    a = end;
+// ---- the ways of the threads of a block, since its last __syncthreads ----
+
+struct Step {
+  unsigned waits;  // how often the thread has waited before
+  std::uintptr_t code;
+  Access access;  // no site: a basic block begins
+  auto place() const { return std::pair(waits, code); }
+};
+std::vector<Step> ways[max_threads];
+std::uint64_t ways_phase = 0;
+
+// Lanes that part come together again as on a GPU: those whose next step stands first in the code
+// go on, and the others wait for them. So a lane that has left a loop waits behind it.
+void follow_warp(unsigned warp) {
+  std::array<std::size_t, lanes> at{};
+  const std::vector<Step>* const way = &ways[warp * lanes];
+  for (;;) {
+    const Step* next = nullptr;
+    for (unsigned l = 0; l < lanes; ++l)
+      if (at[l] < way[l].size() && (!next || way[l][at[l]].place() < next->place()))
+        next = &way[l][at[l]];
+    if (!next) return;
+    std::vector<Access> together;
+    for (unsigned l = 0; l < lanes; ++l) {
+      if (at[l] == way[l].size() || way[l][at[l]].place() != next->place()) continue;
+      const Access& access = way[l][at[l]++].access;
+      if (access.site) together.push_back(access);
+    }
+    if (!together.empty()) serve(together.data(), together.data() + together.size());
   }
-  noted.clear();
+}
+
+void follow_all() {
+  for (unsigned w = 0; w < max_warps; ++w) follow_warp(w);
+  for (auto& way : ways) way.clear();
+}
+
+// Where the thread that runs now can put its next step.
+std::vector<Step>& way_of(const emulator::Position& now) {
+  if (now.phase != ways_phase) {
+    follow_all();
+    ways_phase = now.phase;
+  }
+  return ways[now.thread];
 }
 
 // ---- one access of a thread ----
@@ -238,10 +262,6 @@ void note(const void* memory, unsigned bytes, Op op, void* caller) {
   const auto* address = static_cast<const char*>(memory);
   const int array = array_of(address, now);
   if (array < 0) return;
-  if (now.phase != noted_phase) {
-    serve_all();
-    noted_phase = now.phase;
-  }
   const auto code = reinterpret_cast<std::uintptr_t>(caller);
   auto found = sites.find({code, op});
   if (found == sites.end()) {
@@ -252,14 +272,15 @@ void note(const void* memory, unsigned bytes, Op op, void* caller) {
                           {std::to_string(gridDim.x * gridDim.y * gridDim.z),
                            std::to_string(blockDim.x * blockDim.y * blockDim.z)}});
   }
-  Site& site = found->second;
-  Site::Count& count = site.counts[now.thread];
-  if (count.phase != now.phase || count.waits != now.waits) count = {now.phase, now.waits, 0};
-  Access a{
-      &site, now.thread / lanes, now.waits, count.times++, now.thread % lanes, array, address, -2,
-      0};
+  auto& way = way_of(now);  // before what this thread does now
+  Access a{&found->second, now.thread % lanes, now.thread / lanes, array, address, -2, 0};
   note_origin(a);
-  noted.push_back(a);
+  way.push_back({now.waits, code, a});
+}
+
+void note_block(void* caller) {
+  const emulator::Position now = emulator::position();
+  if (now.kernel) way_of(now).push_back({now.waits, reinterpret_cast<std::uintptr_t>(caller), {}});
 }
 
 // ---- from addresses to lines and names, by binutils ----
@@ -566,7 +587,7 @@ void begin(const char* path) {
 }
 
 void report(const std::string& problem, bool csv) {
-  serve_all();
+  follow_all();
   const auto all = all_rows();
   if (csv) return print_csv(all);
   for (const auto& [kernel, launch] : launches) {
@@ -614,7 +635,10 @@ extern "C" {
   void __tsan_unaligned_write##BYTES(void* at) {                                                  \
     note(at, BYTES, Op::write, __builtin_return_address(0));                                      \
   }
-FA_ACCESS(1) FA_ACCESS(2) FA_ACCESS(4) FA_ACCESS(8) FA_ACCESS(16) void __tsan_init() {}
+FA_ACCESS(1) FA_ACCESS(2) FA_ACCESS(4) FA_ACCESS(8) FA_ACCESS(16) void __sanitizer_cov_trace_pc() {
+  fa::xray::note_block(__builtin_return_address(0));
+}
+void __tsan_init() {}
 void __tsan_func_entry(void*) {}
 void __tsan_func_exit() {}
 void __tsan_read_range(void*, unsigned long) {}  // whole structs, on the stack

@@ -63,12 +63,21 @@ __global__ void shared_kernel(float* out) {
   double two = pairs[lane];  // read shared: 2 64 4 4
   two += pairs[lane / 2];    // read shared: 2 64 2 2
   two += pairs[16 * lane];   // read shared: 2 64 64 4
-  // Lanes that take turns: the k-th time of one belongs to the k-th of another, after each barrier.
+  // Lanes that part and come together again
   for (int x = 0; x < 2; ++x) {
     __syncwarp();
     if (lane % 2 == x) s += tile[lane + 640];  // read shared: 4 64 4 4
   }
-  out[threadIdx.x] = s + float(two);  // write global: 2 64 8 8
+  for (int r = 0; r < 4; ++r)
+    for (int x = lane; x < 40; x += 32) s += tile[40 * r + x];  // read shared: 16 320 16 16
+  for (int r = lane; r < 40; r += 32)
+    if (r % 2)
+      s += tile[r + 700];  // read shared: 4 40 4 4
+    else
+      s += tile[2 * r + 800];  // read shared: 4 40 6 4
+  if (lane == 3) return;
+  s += tile[lane + 900];              // read shared: 2 62 2 2
+  out[threadIdx.x] = s + float(two);  // write global: 2 62 8 8
 }
 
 // Static shared memory has names.
