@@ -1,7 +1,7 @@
 // Register tiles. In tiled.cu every multiply-add reads its operands from shared memory, which can
-// deliver at most half of what the arithmetic units could use. Here a thread holds TR x TK
-// scores, reads TR + TK groups of four numbers for 4 TR TK multiply-adds, and so is limited by
-// arithmetic.
+// deliver at most a third of what the arithmetic units could use. Here a thread holds TR x TK
+// scores and reads TR + TK groups of four numbers for 4 TR TK multiply-adds: less than half as
+// many turns of the shared memory for each.
 //
 //   a warp      4 TR rows of Q_i; its lanes lie in 4 rows of 8:  ty = lane / 8, tx = lane % 8
 //   a thread    rows ty + 4 i (i < TR), keys tx + 8 j (j < TK), columns 4 tx + 32 y + {0, 1, 2, 3}

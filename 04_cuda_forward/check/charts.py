@@ -66,9 +66,10 @@ def charts(r: Results) -> list[Chart | Table]:
                             "than baseline", "than PyTorch memory-efficient", "than PyTorch math"], table_rows)
 
     rungs = []
-    for rung in LADDER:
+    for step, rung in enumerate(LADDER, 1):
         found = [group(rows(rung, d, masked), "N").get(n) for d, n, masked in LADDER_CASES]
-        rungs.append([rung, *(significant(1e-12 * median(some, "flops")) if some else "–" for some in found)])
+        name = rung if rung == "tiled" else f"[{rung}](ladder/{step}_{rung}.md)"
+        rungs.append([name, *(significant(1e-12 * median(some, "flops")) if some else "–" for some in found)])
     ladder = Table("ladder", ["TFLOP/s", *(f"d {d}, N {n}{', causal' * masked}" for d, n, masked in LADDER_CASES)],
                    rungs)
     return [speed, causal, memory, table, ladder]

@@ -113,8 +113,8 @@ __global__ void __launch_bounds__(threads, 2)
           }
           kj = next;
         }
-        // [end quote]
       }
+      // [end quote]
     }
 
     if (used) {

@@ -78,7 +78,8 @@ def main() -> int:
             check = subprocess.run([sys.executable, ROOT / "common" / tool, "check", *args], capture_output=True, text=True)
             if check.returncode:
                 problems.append(check.stderr.strip())
-        for page, limit in ((stage / "README.md", 3000), (stage / "warmup" / "README.md", 2000)):
+        rungs = [(page, 500) for page in sorted((stage / "ladder").glob("*.md"))]
+        for page, limit in ((stage / "README.md", 3000), (stage / "warmup" / "README.md", 2000), *rungs):
             count = words(page.read_text(encoding="utf-8")) if page.is_file() else 0
             if count > limit:
                 problems.append(f"{page.relative_to(ROOT)}: {count} words; it is read in one sitting")
