@@ -9,7 +9,8 @@ the kernel's file:
     ncu --csv --page raw --metrics $(python3 04_cuda_forward/check/xray_ncu.py metrics) build/xray_on_gpu > build/ncu.csv
     python3 04_cuda_forward/check/xray_ncu.py compare build/xray.csv build/ncu.csv
 
-The kernels of both files are paired in the order of their launches. Instructions are shown and not judged: where the
+The kernels of both files are paired in the order of their launches. ncu counts what cp.async fetches among the loads from
+global memory, and where it puts it not among the stores to shared memory. Instructions are shown and not judged: where the
 source reads four numbers, nvcc may read them at once.
 """
 
@@ -33,6 +34,7 @@ METRICS = {
     "smsp__inst_executed_op_shared_st.sum": ("shared", "write", "times"),
     "l1tex__data_pipe_lsu_wavefronts_mem_shared_op_st.sum": ("shared", "write", "took"),
 }
+COPIES = {("global", "read"): "copy"}
 NAMES = {("global", "times"): "instructions", ("global", "took"): "sectors",
          ("shared", "times"): "instructions", ("shared", "took"): "turns (wavefronts)"}
 JUDGED, MOST = "took", 0.10
@@ -49,7 +51,7 @@ def xray(lines: Iterable[str]) -> list[tuple[str, dict[str, int]]]:
         for row in csv.DictReader(lines):
             sums = kernels.setdefault(row["kernel"], dict.fromkeys(METRICS, 0))
             for metric, (memory, op, column) in METRICS.items():
-                if (row["memory"], row["op"]) == (memory, op):
+                if row["memory"] == memory and row["op"] in (op, COPIES.get((memory, op))):
                     sums[metric] += int(row[column])
     except (KeyError, TypeError, ValueError) as error:
         raise Bad(f"not a table of ./learn xray --csv: {error}") from error

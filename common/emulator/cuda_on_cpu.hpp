@@ -119,6 +119,10 @@ struct Copy {
   std::size_t bytes;
 };
 std::vector<Copy>& copies_under_way();
+#ifdef FA_XRAY
+void copy_later(void* to, const void* from, std::size_t bytes);
+void copy_now();
+#else
 inline void copy_later(void* to, const void* from, std::size_t bytes) {
   std::memset(to, 0xff, bytes);
   copies_under_way().push_back({to, from, bytes});
@@ -131,6 +135,7 @@ inline void copy_now() {
       std::memset(copy.to, 0, copy.bytes);
   copies_under_way().clear();
 }
+#endif
 
 template <class T>
 T shuffle(unsigned mask, T value, unsigned source) {

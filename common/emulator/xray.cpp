@@ -26,8 +26,8 @@ namespace {
 
 constexpr unsigned lanes = 32, max_warps = 32, max_threads = lanes * max_warps;
 
-enum class Op { read, write, add };
-const char* const verbs[] = {"reads", "writes", "adds to"};
+enum class Op { read, write, add, copy };  // copy: by cp.async, from global to shared memory
+const char* const verbs[] = {"reads", "writes", "adds to", "copies"};
 
 struct Array {
   std::string name;
@@ -230,11 +230,11 @@ void note_origin(Access& a) {
   const Array& array = all[std::size_t(a.array)];
   a.tensor = -2;
   if (!first_block || a.site->bytes < 4) return;
-  if (a.site->op != Op::read) {
-    if (array.shared)
-      for (unsigned i = 0; i < a.site->bytes; i += 4) writer[a.address + i] = a.warp;
+  if (array.shared && a.site->op != Op::read) {
+    for (unsigned i = 0; i < a.site->bytes; i += 4) writer[a.address + i] = a.warp;
     return;
   }
+  if (a.site->op == Op::write || a.site->op == Op::add) return;
   if (!array.shared) {
     a.tensor = a.array;
     a.row = (a.address - array.begin) / std::int64_t(sizeof(float)) / array.cols;
@@ -381,7 +381,7 @@ void name_shared_arrays() {
 struct Row {  // accesses of one kind from one line
   std::string kernel;
   Line line;
-  std::vector<int> via;  // the lines that called it
+  int via;  // the line of the kernel that called it, 0 if it is the kernel's own
   Op op;
   int array;
   unsigned bytes;
@@ -401,22 +401,19 @@ std::map<Row, Total> all_rows() {
   std::map<Row, Total> rows;
   for (const auto& [key, site] : sites) {
     const auto& lines = where.at(site.code);
-    std::vector<int> via;
-    for (std::size_t i = 1; i < lines.size(); ++i) via.push_back(lines[i].number);
+    const int via = lines.size() > 1 ? lines.back().number : 0;
     for (const auto& [array, total] : site.totals)
       add(rows[{site.kernel, lines[0], via, site.op, array, site.bytes}], total);
   }
   return rows;
 }
 
-std::string text_of(const std::vector<int>& via) {
-  std::string text;
-  for (const int number : via) text += (text.empty() ? "" : " < ") + std::to_string(number);
-  return text;
+std::string text_of_via(int via, const std::string& before = "") {
+  return via ? before + std::to_string(via) : "";
 }
 
 void print_csv(const std::map<Row, Total>& rows) {
-  const char* const ops[] = {"read", "write", "add"};
+  const char* const ops[] = {"read", "write", "add", "copy"};
   std::printf("kernel,file,line,via,op,memory,array,bytes,times,lanes,took,least\n");
   for (const auto& [kernel, launch] : launches)
     for (const auto& [row, t] : rows) {
@@ -424,7 +421,7 @@ void print_csv(const std::map<Row, Total>& rows) {
       const Array& array = arrays()[std::size_t(row.array)];
       std::ostringstream line;
       line << '"' << kernel << "\"," << row.line.file << ',' << row.line.number << ','
-           << text_of(row.via) << ',' << ops[std::size_t(row.op)] << ','
+           << text_of_via(row.via) << ',' << ops[std::size_t(row.op)] << ','
            << (array.shared ? "shared" : "global") << ',' << array.name << ',' << row.bytes << ','
            << t.times << ',' << t.lanes << ',' << t.took << ',' << t.least;
       std::puts(line.str().c_str());
@@ -480,9 +477,10 @@ void print_lines(const std::string& kernel, const std::map<Row, Total>& rows) {
     }
     before = row.line;
     const Array& array = arrays()[std::size_t(row.array)];
-    const std::string what = verbs[std::size_t(row.op)] + (" " + array.name) +
+    const char* const into = row.op == Op::copy && array.shared ? " into " : " ";
+    const std::string what = verbs[std::size_t(row.op)] + (into + array.name) +
                              (row.bytes == 4 ? "" : ", " + std::to_string(row.bytes) + " bytes") +
-                             (row.via.empty() ? "" : ", called at " + text_of(row.via));
+                             text_of_via(row.via, ", called at ");
     print_costs("  " + what, array.shared, total);
   }
 }
@@ -619,6 +617,20 @@ float4& float4::operator=(const float4& from) {
   note(this, 16, Op::write, __builtin_return_address(0));
   std::memcpy(this, &from, 16);
   return *this;
+}
+void fa::emulator::copy_later(void* to, const void* from, std::size_t bytes) {
+  if (from) note(from, unsigned(bytes), Op::copy, __builtin_return_address(0));
+  note(to, unsigned(bytes), Op::copy, __builtin_return_address(0));
+  std::memset(to, 0xff, bytes);
+  copies_under_way().push_back({to, from, bytes});
+}
+void fa::emulator::copy_now() {
+  for (const Copy& copy : copies_under_way())
+    if (copy.from)
+      std::memcpy(copy.to, copy.from, copy.bytes);
+    else
+      std::memset(copy.to, 0, copy.bytes);
+  copies_under_way().clear();
 }
 float atomicAdd(float* address, float value) {
   note(address, 4, Op::add, __builtin_return_address(0));

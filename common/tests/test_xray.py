@@ -142,6 +142,13 @@ class Ncu(unittest.TestCase):
         self.assertTrue(self.compared(37, ours)[1])
         self.assertFalse(self.compared(40)[1])
 
+    def test_copies_are_loads_from_global_memory_and_no_stores_to_shared(self) -> None:
+        rows = 'kernel,op,memory,times,took\n"k",read,global,1,4\n"k",copy,global,2,8\n"k",copy,shared,2,2\n'
+        [(_, sums)] = xray_ncu.xray(rows.splitlines())
+        self.assertEqual({name: count for name, count in sums.items() if count},
+                         {"l1tex__t_requests_pipe_lsu_mem_global_op_ld.sum": 3,
+                          "l1tex__t_sectors_pipe_lsu_mem_global_op_ld.sum": 12})
+
     def test_other_files_are_refused(self) -> None:
         for ours, said in (("a,b\n1,2\n", "not a table"), ("", "has 0 kernels")):
             with self.assertRaisesRegex(xray_ncu.Bad, said):

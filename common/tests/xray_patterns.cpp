@@ -1,6 +1,7 @@
 // Accesses whose cost can be counted by hand. A comment says what its line does, all warps and
 // times together: accesses of a warp, lanes that took part, sectors or turns, and the least
 // possible. test_xray.py compares with what the x-ray counts.
+#include "common/core/cp_async.cuh"
 #include "common/emulator/xray.hpp"
 
 namespace {
@@ -80,6 +81,17 @@ __global__ void shared_kernel(float* out) {
   out[threadIdx.x] = s + float(two);  // write global: 2 62 8 8
 }
 
+// A copy is counted where it comes from and where it goes to; what does not exist is not fetched.
+__global__ void copy_kernel(const float* in) {
+  float* const tile = fa::dynamic_shared<float>();
+  const int lane = int(threadIdx.x);
+  fa::cp_async<16>(tile + 4 * lane, in + 4 * lane, true);           // copy global: 1 32 16 16
+  fa::cp_async<4>(tile + 128 + 2 * lane, in + 2 * lane, true);      // copy shared: 1 32 2 1
+  fa::cp_async<16>(tile + 256 + 4 * lane, in, lane < 4);            // copy global: 1 4 1 1
+  fa::cp_async<16>(tile + 384 + 4 * lane, in + 512 + lane, false);  // copy shared: 1 32 4 4
+  fa::cp_async_wait();
+}
+
 // Static shared memory has names.
 __global__ void static_kernel(float* out) {
   alignas(16) __shared__ float square[32][32], padded[32][33];
@@ -105,6 +117,7 @@ int main(int argc, char** argv) {
     const fa::xray::Tensor in("in", 1, 2048), out("out", 1, 2048);
     FA_LAUNCH(global_kernel, dim3(1), dim3(32), 0, nullptr, in.data(), out.data());
     FA_LAUNCH(shared_kernel, dim3(1), dim3(64), 1280 * sizeof(float), nullptr, out.data());
+    FA_LAUNCH(copy_kernel, dim3(1), dim3(32), 512 * sizeof(float), nullptr, in.data());
     FA_LAUNCH(static_kernel, dim3(1), dim3(32), 0, nullptr, out.data());
   });
 }
