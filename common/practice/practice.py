@@ -265,11 +265,11 @@ def practise(wish: Wish) -> int:
         if not suite.ok:
             print(*(f"  {line}" for line in pattern(suite)), sep="\n")
             return 1
-    for line in wasteful(wish, mine):
-        print(line)
     if has_barriers([c for c in mine if c.text.level > 1]):
         print(f"that no barrier is missing, no test can tell: {wish.command} --race")
-    print(f"all tests pass on your code. Next: {following(wish, mine)}")
+    print(f"all tests pass on your code. Next: {following(wish, mine)}", flush=True)
+    for line in wasteful(wish, mine):  # last, since it compiles once more
+        print(line)
     return 0
 
 
