@@ -10,6 +10,7 @@
 
 // The names are Eigen 3.4's own; another version compiles its loops where they are used.
 #if EIGEN_VERSION_AT_LEAST(3, 4, 0) && !EIGEN_VERSION_AT_LEAST(3, 4, 90)
+// NOLINTBEGIN(bugprone-macro-parentheses): types and declarations
 #define FA_PRODUCTS(PREFIX, T)                                                               \
   PREFIX template struct Eigen::internal::gebp_kernel<                                       \
       T, T, Eigen::Index, Eigen::internal::blas_data_mapper<T, Eigen::Index, 0, 0, 1>,       \
@@ -29,6 +30,7 @@
   PREFIX template struct Eigen::internal::general_matrix_vector_product<                       \
       Eigen::Index, T, Eigen::internal::const_blas_data_mapper<T, Eigen::Index, ORDER>, ORDER, \
       false, T, Eigen::internal::const_blas_data_mapper<T, Eigen::Index, 1 - ORDER>, false, 0>;
+// NOLINTEND(bugprone-macro-parentheses)
 FA_PRODUCTS(extern, float)
 FA_PRODUCTS(extern, double)
 #endif
