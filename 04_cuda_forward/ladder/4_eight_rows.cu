@@ -5,7 +5,8 @@
 //   a thread    rows ty + 4 i, keys tx + 8 j, columns 4 tx + 32 y ... 4 tx + 32 y + 3
 #include <cfloat>
 
-#include "04_cuda_forward/ladder/tile.cuh"
+#include "04_cuda_forward/cuda_forward.hpp"
+#include "common/core/tiles.cuh"
 
 namespace fa::cuda_forward {
 namespace {

@@ -3,7 +3,8 @@
 #include <algorithm>
 #include <cfloat>
 
-#include "04_cuda_forward/ladder/tile.cuh"
+#include "04_cuda_forward/cuda_forward.hpp"
+#include "common/core/tiles.cuh"
 
 namespace fa::cuda_forward {
 namespace {

@@ -1,10 +1,15 @@
-// What the rungs share and none is about: four numbers at once where the tensors allow it, and
-// tiles of shared memory whose rows do not all begin in the same bank.
+// What the fast fp32 kernels of stages 04 and 05 share and none is about: four numbers at once where
+// the tensors allow it, and tiles of shared memory whose rows do not all begin in the same bank.
 #pragma once
-#include "04_cuda_forward/cuda_forward.hpp"
-#include "common/core/cp_async.cuh"
+#include <cmath>
+#include <cstdint>
 
-namespace fa::cuda_forward {
+#include "common/core/cp_async.cuh"
+#include "common/core/cuda.hpp"
+#include "common/core/problem.hpp"
+#include "common/core/tensor.hpp"
+
+namespace fa {
 
 inline __device__ float4 load4(const float* p) { return *reinterpret_cast<const float4*>(p); }
 inline __device__ void store4(float* p, float4 x) { *reinterpret_cast<float4*>(p) = x; }
@@ -17,6 +22,10 @@ bool aligned(const View<T>& v) {
 }
 inline bool aligned(const Problem& p, const Forward<float>& t) {
   return p.d % 4 == 0 && aligned(t.Q) && aligned(t.K) && aligned(t.V) && aligned(t.O);
+}
+inline bool aligned(const Problem& p, const Backward<float>& t) {
+  return p.d % 4 == 0 && aligned(t.Q) && aligned(t.K) && aligned(t.V) && aligned(t.O) &&
+         aligned(t.dO) && aligned(t.dQ) && aligned(t.dK) && aligned(t.dV);
 }
 
 // Row r of a tile begins at r columns + 4 (r / every): after `every` rows the banks move on by
@@ -95,4 +104,4 @@ inline __device__ float exp2_of(float x) {
 #endif
 }
 
-}  // namespace fa::cuda_forward
+}  // namespace fa
