@@ -72,12 +72,20 @@ enum class Delta {
 };
 const char* name(Delta delta);
 
+// How much shared memory a block takes; for two_kernels and atomic. What the GPU does not have falls
+// to the next.
+enum class Tiles {
+  fast,    // fast/: 8 rows a thread, copies ahead; up to 200 KiB
+  lesson,  // dq.cu and dkv.cu, up to 86 KiB
+  small,   // the same with tiles that fit into 64 KiB (a T4)
+};
+
 struct Options {
   Kernel kernel = Kernel::two_kernels;
   Delta delta = Delta::own_kernel;
   cudaStream_t stream = nullptr;
-  void* scratch = nullptr;   // scratch_bytes() of device memory; null if that is 0
-  bool small_tiles = false;  // taken anyway where the large ones do not fit (64 KiB: a T4)
+  void* scratch = nullptr;  // scratch_bytes() of device memory; null if that is 0
+  Tiles tiles = Tiles::fast;
 };
 
 // D, [B, Hq, Nq] floats, unless it is computed in the loop. For `stored`: P and dP, 8 B Hq Nq Nk
@@ -115,6 +123,13 @@ void launch_atomic(const Problem& p, const Backward<float>& t, float scale, cons
                    const float* D);
 void launch_stored(const Problem& p, const Backward<float>& t, float scale, const float* P,
                    float* dP, cudaStream_t stream);
+void launch_fast_dq(const Problem& p, const Backward<float>& t, float scale, const Options& options,
+                    float* D);
+void launch_fast_dkv(const Problem& p, const Backward<float>& t, float scale,
+                     const Options& options, const float* D);
+void launch_fast_atomic(const Problem& p, const Backward<float>& t, float scale,
+                        const Options& options, const float* D);
 std::size_t shared_bytes(std::int64_t d, bool small_tiles);  // of a block, in all kernels
+std::size_t fast_shared_bytes(std::int64_t d);
 
 }  // namespace fa::cuda_backward

@@ -128,7 +128,7 @@ void launch_delta(const Problem& p, const Backward<float>& t, float* D, cudaStre
 
 void launch_dq(const Problem& p, const Backward<float>& t, float scale, const Options& options,
                float* D) {
-  with_tile(p.d, options.small_tiles, [&](auto tile) {
+  with_tile(p.d, options.tiles == Tiles::small, [&](auto tile) {
     launch<decltype(tile)>(p, t, scale, options.delta, D, options.stream);
   });
 }

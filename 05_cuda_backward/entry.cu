@@ -73,7 +73,10 @@ void backward(const Problem& p, const Backward<T>& t, const Options& asked) {
     check_problem("cuda_backward", p, max_d);
     check_tensors("cuda_backward", p, t);
     Options options = asked;
-    if (shared_bytes(p.d, false) > shared_memory_limit()) options.small_tiles = true;
+    if (options.tiles == Tiles::fast && fast_shared_bytes(p.d) > shared_memory_limit())
+      options.tiles = Tiles::lesson;
+    if (options.tiles == Tiles::lesson && shared_bytes(p.d, false) > shared_memory_limit())
+      options.tiles = Tiles::small;
     const bool rows = p.B > 0 && p.Hq > 0 && p.Nq > 0;
     require(!rows || t.LSE, "cuda_backward: LSE must not be null; let the forward write it");
     require(!rows || t.O.data, "cuda_backward: O must not be null; the forward returned it");
@@ -96,15 +99,15 @@ void backward(const Problem& p, const Backward<T>& t, const Options& asked) {
       launch_stored(p, t, scale, D, D + p.B * p.Hq * p.Nq * p.Nk, options.stream);
       return;
     }
-    const bool atomic = options.kernel == Kernel::atomic;
+    const bool atomic = options.kernel == Kernel::atomic, fast = options.tiles == Tiles::fast;
     if (rows) {
       if (atomic || options.delta == Delta::own_kernel) launch_delta(p, t, D, options.stream);
-      if (!atomic) launch_dq(p, t, scale, options, D);
+      if (!atomic) (fast ? launch_fast_dq : launch_dq)(p, t, scale, options, D);
     }
     if (atomic)
       launch_atomic(p, t, scale, options, D);
     else if (p.Nk > 0)
-      launch_dkv(p, t, scale, options, D);
+      (fast ? launch_fast_dkv : launch_dkv)(p, t, scale, options, D);
   }
 }
 

@@ -91,11 +91,14 @@ const bool registered_on_cpu =
 #endif
 
 const bool registered =
-    register_conformance(on_gpu("two_kernels", {})) &&
-    register_conformance(on_gpu("with_dq", {Kernel::two_kernels, Delta::with_dq})) &&
-    register_conformance(on_gpu("in_loop", {Kernel::two_kernels, Delta::in_loop})) &&
-    register_conformance(on_gpu("atomic", {Kernel::atomic})) &&
-    register_conformance(on_gpu("small_tiles", {.small_tiles = true}));
+    register_conformance(on_gpu("two_kernels", {.tiles = Tiles::lesson})) &&
+    register_conformance(on_gpu("with_dq", {.delta = Delta::with_dq, .tiles = Tiles::lesson})) &&
+    register_conformance(on_gpu("in_loop", {.delta = Delta::in_loop, .tiles = Tiles::lesson})) &&
+    register_conformance(on_gpu("atomic", {.kernel = Kernel::atomic, .tiles = Tiles::lesson})) &&
+    register_conformance(on_gpu("small_tiles", {.tiles = Tiles::small})) &&
+    register_conformance(on_gpu("fast", {})) &&
+    register_conformance(on_gpu("fast_in_loop", {.delta = Delta::in_loop})) &&
+    register_conformance(on_gpu("fast_atomic", {.kernel = Kernel::atomic}));
 
 Spec spec(Int Nq, Int Nk, Int d, Causal causal = Causal::none) {
   Spec s;

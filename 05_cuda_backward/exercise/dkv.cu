@@ -168,7 +168,7 @@ void launch(const Problem& p, const Backward<float>& t, float scale, Delta delta
 
 void launch_dkv(const Problem& p, const Backward<float>& t, float scale, const Options& options,
                 const float* D) {
-  with_tile(p.d, options.small_tiles, [&](auto tile) {
+  with_tile(p.d, options.tiles == Tiles::small, [&](auto tile) {
     launch<decltype(tile), false>(p, t, scale, options.delta, D, options.stream);
   });
 }
@@ -179,7 +179,8 @@ void launch_atomic(const Problem& p, const Backward<float>& t, float scale, cons
   if (blocks > 0)
     FA_LAUNCH(clear_dq_kernel, dim3(unsigned(blocks)), dim3(threads), 0, options.stream, p, t.dQ);
   if (p.Nk == 0) return;
-  with_tile(p.d, options.small_tiles, [&](auto tile) {
+  if (options.tiles == Tiles::fast) return launch_fast_atomic(p, t, scale, options, D);
+  with_tile(p.d, options.tiles == Tiles::small, [&](auto tile) {
     launch<decltype(tile), true>(p, t, scale, Delta::own_kernel, D, options.stream);
   });
 }
