@@ -74,7 +74,7 @@ void backward(const Problem& p, const Backward<T>& t, const Options& asked) {
     check_problem("cuda_backward", p, max_d);
     check_tensors("cuda_backward", p, t);
     Options options = asked;
-    // The fast kernels count keys in 32 bits, and their exp(s) = 2^(s log2 e) has that factor in scale.
+    // The fast kernels count keys in 32 bits, and exp(s) = 2^(s log2 e): that factor is in scale.
     const bool fast_can = p.Nk <= 0x7fffffff - 256 &&
                           std::isfinite(float(p.softmax_scale()) * 1.44269504f) &&
                           fast_shared_bytes(p.d) <= shared_memory_limit();

@@ -1,5 +1,5 @@
-// dkv.cu with all that stage 04's ladder has found. Q_i and dO_i have a buffer each, and change places
-// after every tile: dO_i comes while S is computed, Q_{i+1} over dO_i while dK is.
+// dkv.cu with all that stage 04's ladder has found. Q_i and dO_i have a buffer each, and change
+// places after every tile: dO_i comes while S is computed, Q_{i+1} over dO_i while dK is.
 //
 // With atomic_dq the same kernel adds what it knows of dQ, as in dkv.cu.
 #include "05_cuda_backward/fast/tile.cuh"
@@ -36,8 +36,8 @@ __device__ __forceinline__ void weights_to_gradients(float (&s)[8][4], float* W,
   }
 }
 
-// dQ_i += scale dS_ij K_j for the first `keys` keys of the block, in whole warps' parts, into memory
-// that all blocks add to. A thread has TQ neighbouring queries and `pieces` times four columns.
+// dQ_i += scale dS_ij K_j for the first `keys` keys of the block, in whole warps' parts, into
+// memory that all blocks add to. A thread: TQ neighbouring queries, `pieces` times four columns.
 template <class F, bool vectorised>
 __device__ __forceinline__ void add_dq(const Rows<float>& dQ, std::int64_t i0, int rows,
                                        const float* all_dS, int keys, const float* Kj,
