@@ -47,7 +47,7 @@ expect 0 "usage: ./learn progress" ./learn progress --help
 expect 2 "doctor takes no arguments" ./learn doctor now
 expect 2 "see takes at most one number, for example: ./learn see 200" ./learn see 1 2
 expect 2 "see 02 takes at most one number, for example: ./learn see 02 3" ./learn see 02 1 2
-expect 2 "stage 06 has nothing to see yet; there are 00 01 02" ./learn see 06
+expect 2 "stage 06 has nothing to see yet; there are 00 01 02 03 04 05" ./learn see 06
 expect 2 "unknown stage '07'" ./learn see 07
 expect 3 "no C++ compiler" env CXX=no-such-compiler ./learn see
 expect 2 "xray needs a stage first, for example: ./learn xray 01" ./learn xray
