@@ -62,8 +62,8 @@ class Patterns(unittest.TestCase):
             subprocess.run([compiler, "@common/emulator/xray.flags", PATTERNS, "-c", "-o", f"{program}.o"],
                            cwd=ROOT, check=True)
             subprocess.run([compiler, "-std=c++20", "-O1", "-DFA_EMULATED", "-DFA_XRAY", "-I.", "-no-pie", "-o", program,
-                            "common/emulator/xray.cpp", "common/emulator/cuda_on_cpu.cpp", "common/core/check.cpp",
-                            f"{program}.o"], cwd=ROOT, check=True)
+                            "common/emulator/xray.cpp", "common/emulator/xray_picture.cpp", "common/emulator/cuda_on_cpu.cpp",
+                            "common/core/check.cpp", f"{program}.o"], cwd=ROOT, check=True)
             rows = table(subprocess.run([program, "--csv"], cwd=ROOT, check=True, capture_output=True, text=True).stdout)
         said = 0
         for number, line in enumerate((ROOT / PATTERNS).read_text(encoding="utf-8").splitlines(), 1):
