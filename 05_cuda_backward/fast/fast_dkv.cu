@@ -38,7 +38,7 @@ __device__ __forceinline__ void weights_to_gradients(float (&s)[8][4], float* W,
 
 // dQ_i += scale dS_ij K_j for the keys of the first `warps` warps, into memory that all blocks add to.
 // A thread has TQ neighbouring queries and `pieces` times four columns.
-template <class F>
+template <class F, bool vectorised>
 __device__ __forceinline__ void add_dq(const Rows<float>& dQ, std::int64_t i0, int rows,
                                        const float* all_dS, int keys, const float* Kj,
                                        float scale) {
@@ -80,10 +80,9 @@ __device__ __forceinline__ void add_dq(const Rows<float>& dQ, std::int64_t i0, i
     float* const to = dQ[i0 + q + i];
 #pragma unroll
     for (int y = 0; y < pieces; ++y)
-#pragma unroll
-      for (int e = 0; e < 4; ++e)
-        if (const int x = x0 + y * (F::D / pieces) + e; x < dQ.cols)
-          atomicAdd(to + x, scale * sum[i][4 * y + e]);
+      add_columns<vectorised>(to, x0 + y * (F::D / pieces), int(dQ.cols),
+                              make_float4(scale * sum[i][4 * y], scale * sum[i][4 * y + 1],
+                                          scale * sum[i][4 * y + 2], scale * sum[i][4 * y + 3]));
   }
 }
 
@@ -184,7 +183,7 @@ __global__ void __launch_bounds__(Fast<D>::threads, Fast<D>::blocks)
         ask_for_Q(dOi, h + 1, first);
       if (used) accumulate<F>(dK, Wij, Qi, at);
       if constexpr (atomic_dq)
-        add_dq<F>(t.dQ.rows(b, h, p.Nq, d), i0, rows, all_W, most, Kj, scale / log2_e);
+        add_dq<F, vectorised>(t.dQ.rows(b, h, p.Nq, d), i0, rows, all_W, most, Kj, scale / log2_e);
       float* const now = Qi;
       Qi = dOi;
       dOi = now;
