@@ -582,7 +582,7 @@ void print_map(const std::string& kernel, unsigned warps) {
   }
 }
 
-// The same with time: a column for each phase.
+// The same for the picture: a column for each phase.
 KernelMap map_of(const std::string& kernel, const std::string& title, unsigned warps) {
   constexpr std::int64_t most_bands = 64;
   const auto begin = reads.lower_bound({kernel, computed, 0}),
@@ -602,7 +602,7 @@ KernelMap map_of(const std::string& kernel, const std::string& title, unsigned w
       for (auto& warp : panel.heat) warp.emplace_back();
       for (std::uint64_t phase = first_phase; phase <= last_phase; ++phase) {
         const Reads sum = reads_of(kernel, tensor, from, from + rows, phase, phase);
-        const double numbers = double(rows * cols);
+        const double numbers = double((std::min(from + rows, last) - from) * cols);
         for (unsigned w = 0; w < warps; ++w)
           panel.heat[w].back().push_back(
               {double(sum.global[w]) / numbers, double(sum.shared[w]) / numbers});
@@ -640,7 +640,9 @@ void report(const std::string& problem, bool csv, const std::string& picture) {
   for (const auto& [kernel, launch] : launches) {
     const std::string title = kernel + (": " + problem);
     const unsigned warps = unsigned(std::atoi(launch.threads.c_str()) + 31) / 32;
-    if (!picture.empty()) maps.push_back(map_of(kernel, title, warps));
+    if (!picture.empty())
+      maps.push_back(
+          map_of(kernel, std::filesystem::path(program).filename().string() + ", " + title, warps));
     if (csv) continue;
     std::printf("%s; %s blocks of %s threads\n", title.c_str(), launch.blocks.c_str(),
                 launch.threads.c_str());

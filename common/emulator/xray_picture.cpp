@@ -92,7 +92,7 @@ double height_of(const KernelMap& kernel) {
 }
 
 void draw(Drawing& to, const KernelMap& kernel, double y) {
-  const std::size_t warps = kernel.panels.empty() ? 0 : kernel.panels[0].heat.size();
+  const std::size_t warps = kernel.panels[0].heat.size();
   to.text(24, y + 34, kernel.title, 18, INK, "start", true);
   to.text(24, y + 56,
           "What block 0 reads. Rows of a tensor down; for each warp time to the right, a "
@@ -112,8 +112,7 @@ void draw(Drawing& to, const KernelMap& kernel, double y) {
     to.text(left - 10, at + panel - 1, p.last, 11, FAINT, "end");
     for (std::size_t w = 0; w < warps; ++w) {
       const double x = left + double(w) * (width + gap);
-      to.out << "<g id=\"" << escaped(kernel.title.substr(0, kernel.title.find(':'))) << ' '
-             << p.name << " w" << w << "\">\n";
+      to.out << "<g class=\"" << p.name << " w" << w << "\">\n";
       for (double Heat::*memory : {&Heat::global, &Heat::shared})
         draw(to, p.heat[w], memory, most_of(p, memory), x, width, at);
       to.frame(x, at, width, panel);
@@ -125,7 +124,9 @@ void draw(Drawing& to, const KernelMap& kernel, double y) {
 
 }  // namespace
 
-std::string svg(const std::vector<KernelMap>& kernels) {
+std::string svg(std::vector<KernelMap> kernels) {
+  const auto reads_nothing = [](const KernelMap& kernel) { return kernel.panels.empty(); };
+  kernels.erase(std::remove_if(kernels.begin(), kernels.end(), reads_nothing), kernels.end());
   double height = 0;
   for (const KernelMap& kernel : kernels) height += height_of(kernel);
   Drawing to;

@@ -23,6 +23,7 @@ struct KernelMap {
   std::vector<Panel> panels;
 };
 
-std::string svg(const std::vector<KernelMap>& kernels);
+// One above the other; without kernels that read nothing.
+std::string svg(std::vector<KernelMap> kernels);
 
 }  // namespace fa::xray

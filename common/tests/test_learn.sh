@@ -53,10 +53,12 @@ expect 3 "no C++ compiler" env CXX=no-such-compiler ./learn see
 expect 2 "xray needs a stage first, for example: ./learn xray 01" ./learn xray
 expect 2 "stage 03 has no kernels that run on the CPU; there are 04 and 05" ./learn xray 03
 expect 2 "no kernel 'fast' in 04_cuda_forward; there are register_tiled tiled" ./learn xray 04 fast
-expect 2 "no kernel 'stored' in 05_cuda_backward; there are dkv atomic delta dq" ./learn xray 5 stored
+expect 2 "no kernel 'stored' in 05_cuda_backward; there are dkv atomic delta dq fast_dkv fast_atomic fast_dq" ./learn xray 5 stored
 expect 2 "xray takes one kernel at a time" ./learn xray 04 tiled register_tiled
 expect 2 "xray has no option '--gpu'; usage: ./learn xray NN [mine] [KERNEL]" ./learn xray 04 tiled --gpu
 expect 2 "--n needs a value" ./learn xray 04 tiled --n
+expect 2 "--svg needs a value" ./learn xray 04 tiled --svg
+expect 2 "--svg draws one kernel; name it: delta dq" ./learn xray 05 --svg two.svg
 expect 0 "usage: ./learn xray NN" ./learn xray 04 --help
 expect 3 "no C++ compiler" env CXX=no-such-compiler ./learn xray 04 tiled
 [ "$(./learn help | head -n 1)" = "usage: ./learn COMMAND" ] || { echo "FAILED: help"; failures=$((failures + 1)); }
