@@ -28,7 +28,7 @@ def charts(r: Results) -> list[Chart | Table]:
                   subtitle=f"{r.context['device']} · f32 · FLOPs: 10 d per visible (query, key) pair, for five "
                            "products",
                   see="Two kernels compute seven products where five count, so the lower dashes are their limit; what "
-                      "stores P computes five, and pays in the next chart.")
+                      "stores P computes four, and pays in the next chart.")
 
     def gib(label: str, variant: str, role: str, d: int) -> Line:
         points = []
