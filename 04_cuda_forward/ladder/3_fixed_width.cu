@@ -11,6 +11,7 @@ namespace {
 
 constexpr int lanes = 32, warps = 4, threads = lanes * warps;
 
+// [quote shape]
 template <int D>
 struct Shape {
   static constexpr int TR = 4, TK = 8;               // rows and keys of a thread
@@ -20,6 +21,7 @@ struct Shape {
   static constexpr int row = D + 1, P_row = Bc + 8;  // padded
   static constexpr std::size_t bytes = sizeof(float) * ((Br + 2 * Bc) * row + Br * P_row);
 };
+// [end quote]
 
 // Combines the 8 lanes that share a row.
 __device__ float row_max(float x) {
