@@ -1,6 +1,6 @@
-// The head dimension is known to the compiler: a kernel each for d up to 32, 64 and 128. Rows of the
-// tiles are filled up with zeros, so that no loop asks where a row ends, all of them can be unrolled,
-// and where a number lies is part of the instruction that loads it.
+// The head dimension is known to the compiler: a kernel each for d up to 32, 64 and 128. Rows of
+// the tiles are filled up with zeros, so that no loop asks where a row ends, and where a number
+// lies is part of the instruction that loads it.
 //
 //   a warp      16 rows of Q_i; its lanes lie in 4 rows (ty) of 8 (tx)
 //   a thread    rows ty + 4 i, keys tx + 8 j, columns tx + 8 y
