@@ -13,6 +13,7 @@ import tempfile
 import unittest
 from collections import Counter
 from pathlib import Path
+from xml.etree import ElementTree
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "04_cuda_forward/check"))
@@ -21,6 +22,7 @@ import xray_ncu  # noqa: E402
 
 PATTERNS = "common/tests/xray_patterns.cpp"
 SAID = re.compile(r"// (read|write|add) (\w+): (\d+) (\d+) (\d+) (\d+)$")
+COLOURS = {"#0072B2": "global", "#D55E00": "shared"}
 COUNTED = ("times", "lanes", "took", "least")
 
 
@@ -62,8 +64,8 @@ class Patterns(unittest.TestCase):
             subprocess.run([compiler, "@common/emulator/xray.flags", PATTERNS, "-c", "-o", f"{program}.o"],
                            cwd=ROOT, check=True)
             subprocess.run([compiler, "-std=c++20", "-O1", "-DFA_EMULATED", "-DFA_XRAY", "-I.", "-no-pie", "-o", program,
-                            "common/emulator/xray.cpp", "common/emulator/cuda_on_cpu.cpp", "common/core/check.cpp",
-                            f"{program}.o"], cwd=ROOT, check=True)
+                            "common/emulator/xray.cpp", "common/emulator/xray_picture.cpp", "common/emulator/cuda_on_cpu.cpp",
+                            "common/core/check.cpp", f"{program}.o"], cwd=ROOT, check=True)
             rows = table(subprocess.run([program, "--csv"], cwd=ROOT, check=True, capture_output=True, text=True).stdout)
         said = 0
         for number, line in enumerate((ROOT / PATTERNS).read_text(encoding="utf-8").splitlines(), 1):
@@ -80,11 +82,14 @@ class Patterns(unittest.TestCase):
 
 
 class Kernels(unittest.TestCase):
-    def setUp(self) -> None:
+    root: Path
+
+    @classmethod
+    def setUpClass(cls) -> None:
         folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        self.root = Path(folder.name)
-        copy_of_the_tree(self.root)
+        cls.addClassCleanup(folder.cleanup)
+        cls.root = Path(folder.name)
+        copy_of_the_tree(cls.root)
 
     def shared_reads(self, *words: str) -> Counter[str]:
         done = learn(self.root, *words, "--csv")
@@ -107,10 +112,37 @@ class Kernels(unittest.TestCase):
                             (["--d", "129"], "--d is a number from 1 to 128, got '129'")):
             done = learn(self.root, "04", "tiled", *words)
             self.assertEqual((done.returncode, done.stderr.splitlines()[-1]), (2, f"xray: {said}"))
-        (self.root / "04_cuda_forward/mine/tiled.cu").write_text("void launch_tiled(", encoding="utf-8")
-        done = learn(self.root, "04", "mine", "tiled")
+        done = learn(self.root, "04", "tiled", "--svg", str(self.root / "no/folder.svg"))
         self.assertEqual(done.returncode, 1)
-        self.assertIn("04_cuda_forward/mine/tiled.cu does not compile", done.stderr.splitlines()[-1])
+        self.assertEqual(done.stderr.splitlines()[-1], f"xray: cannot write {self.root}/no/folder.svg")
+        (self.root / "04_cuda_forward/mine/other.cu").write_text("void launch_other(\n", encoding="utf-8")
+        done = learn(self.root, "04", "mine", "other")
+        self.assertEqual(done.returncode, 1)
+        self.assertIn("04_cuda_forward/mine/other.cu does not compile", done.stderr.splitlines()[-1])
+
+    def test_the_picture_shows_who_reads_what_and_when(self) -> None:
+        picture = self.root / "build/tiled.svg"
+        done = subprocess.run([self.root / "learn", "xray", "04", "tiled", "--n", "128", "--svg", "tiled.svg"], check=False,
+                              cwd=picture.parent, capture_output=True, text=True, timeout=100)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        drawn = picture.read_text(encoding="utf-8")
+        boxes: dict[str, list[dict[str, float]]] = {}
+        for panel in ElementTree.fromstring(drawn).iter("{http://www.w3.org/2000/svg}g"):
+            for box in panel[:-1]:  # the last is the frame
+                where = {name: float(box.attrib[name]) for name in ("x", "y", "width", "height")}
+                boxes.setdefault(f"{panel.attrib['class']} {COLOURS[box.attrib['fill']]}", []).append(where)
+        warps = range(4)
+        fetched = Counter(box["y"] for w in warps for box in boxes[f"K w{w} global"])
+        self.assertEqual((len(fetched), set(fetched.values())), (64, {2}))  # of each two rows two warps have one
+        for w in warps:
+            tiles = boxes[f"K w{w} shared"]  # and all of it is read by every warp, a tile after the other
+            self.assertEqual([box["height"] for box in tiles], [24] * 4)
+            self.assertEqual(tiles, sorted(tiles, key=lambda box: (box["x"], box["y"])))
+            self.assertLess(boxes[f"K w{w} global"][0]["x"], tiles[0]["x"])
+            self.assertEqual({box["height"] for box in boxes[f"Q w{w} shared"]}, {24})  # four rows of sixteen
+        self.assertEqual(len({boxes[f"Q w{w} shared"][0]["y"] for w in warps}), 4)
+        # Drawn anew: ./learn xray 04 tiled --n 128 --svg docs/pictures/xray_tiled.svg
+        self.assertEqual((ROOT / "docs/pictures/xray_tiled.svg").read_text(encoding="utf-8"), drawn)
 
 
 class Ncu(unittest.TestCase):
