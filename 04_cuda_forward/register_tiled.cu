@@ -84,7 +84,7 @@ __global__ void __launch_bounds__(threads, D <= 64 ? 4 : 2)
     // (3) S_ij = scale Q_i K_j^T
     float s[TR][TK] = {};
     // [step 04.4: add to s[i][j] columns x to x + 3 of row(i) times key tx + 8 j (14 lines)]
-#pragma unroll(D <= 64 ? 1 : 2)
+#pragma unroll 1
     for (int x = 0; x < D; x += 4) {
       float4 qi[TR];
       for (int i = 0; i < TR; ++i) qi[i] = load4(Qi + row(i) * C::row + x);
@@ -139,7 +139,7 @@ __global__ void __launch_bounds__(threads, D <= 64 ? 4 : 2)
 
     // (6) O_i = exp(m - m_new) O_i + P_ij V_j
     // [step 04.5: add to o[i][x] ... o[i][x + 3] the products of keys c ... c + 3 (16 lines)]
-#pragma unroll 2
+#pragma unroll 1
     for (int c = 0; c < Bc; c += 4) {
       float4 weight[TR];
       for (int i = 0; i < TR; ++i) weight[i] = load4(Pij + row(i) * C::P_row + c);
