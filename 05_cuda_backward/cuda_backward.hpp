@@ -75,8 +75,8 @@ const char* name(Delta delta);
 // How much shared memory a block takes; for two_kernels and atomic. Where the GPU has not that
 // much, or the scale times log2 e is no float, the next is taken.
 enum class Tiles {
-  fast,    // fast/: 8 rows a thread, copies ahead; up to 200 KiB
-  lesson,  // dq.cu and dkv.cu, up to 86 KiB
+  fast,    // fast/: 8 rows a thread, copies ahead; up to 226 KiB
+  lesson,  // dq.cu and dkv.cu; up to 93 KiB
   small,   // the same with tiles that fit into 64 KiB (a T4)
 };
 

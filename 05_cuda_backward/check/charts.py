@@ -64,7 +64,7 @@ def charts(r: Results) -> list[Chart | Table]:
                                   *(significant(ratio(by[v][n], base, "time").mid) + "×"
                                     for v in ("with_dq", "in_loop", "atomic"))])
     return [speed, memory,
-            Table("speed", ["d", "mask", "N", "forward (04), ms", "backward, ms", "both, ms", "backward / forward",
+            Table("speed", ["d", "mask", "N", "register_tiled (04), ms", "two_kernels, ms", "both, ms", "backward / forward",
                             "a step: as fast as storing P", "backward: as PyTorch memory-efficient",
                             "as PyTorch math"], passes),
             Table("delta", ["d", "N", "own kernel (ms)", "time with_dq", "time in_loop", "time atomic"], delta)]
