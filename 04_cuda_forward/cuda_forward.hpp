@@ -9,13 +9,17 @@
 namespace fa::cuda_forward {
 
 enum class Kernel {
-  best,            // the highest rung of the ladder that can run here
-  baseline,        // cuBLAS, softmax, cuBLAS: stores S and P, in scratch. To be beaten
-  tiled,           // the lesson: stage 03's tiles, a block of threads each
-  register_tiled,  // the same, with the tiles of scores and outputs held in registers
+  best,      // the highest rung of the ladder that can run here
+  baseline,  // cuBLAS, softmax, cuBLAS: stores S and P, in scratch. To be beaten
+  tiled,     // the lesson: stage 03's tiles, a block of threads each
   // ladder/, one idea each; a kernel has all ideas of those before it
+  thread_tile,      // a thread holds 4 x 8 scores
+  fixed_width,      // the head dimension is known to the compiler
+  one_buffer,       // K_j and V_j take turns in the same shared memory
+  register_tiled,   // the second lesson: the same with few instructions, four numbers a load
   neighbours,       // neighbouring lanes share what they read
   eight_rows,       // 8 rows a thread
+  weights_by_key,   // P lies key by key
   eight_by_eight,   // 8 x 8 numbers a thread in both products
   copies_ahead,     // the next chunk of keys or values comes while this one is used
   fragments_ahead,  // and so do the next numbers from shared memory
@@ -24,9 +28,10 @@ enum class Kernel {
 };
 const char* name(Kernel kernel);
 inline constexpr Kernel ladder[] = {
-    Kernel::tiled,           Kernel::register_tiled, Kernel::neighbours,
-    Kernel::eight_rows,      Kernel::eight_by_eight, Kernel::copies_ahead,
-    Kernel::fragments_ahead, Kernel::lazy_maximum,   Kernel::longest_first};
+    Kernel::tiled,          Kernel::thread_tile,  Kernel::fixed_width,     Kernel::one_buffer,
+    Kernel::register_tiled, Kernel::neighbours,   Kernel::eight_rows,      Kernel::weights_by_key,
+    Kernel::eight_by_eight, Kernel::copies_ahead, Kernel::fragments_ahead, Kernel::lazy_maximum,
+    Kernel::longest_first};
 
 struct Options {
   Kernel kernel = Kernel::best;
@@ -51,9 +56,9 @@ std::string unsupported(const Problem& p, const Forward<float>& t, Kernel kernel
 // longest_first take powers of 2, and want scale log2(e), and the scores times log2(e), finite.
 // Where a kernel cannot take a problem, best takes the next lower one that can.
 // A NaN in the value of a key that the mask hides may reach a row if one of its tile of rows sees a
-// key of the same tile of keys, for 0 * NaN is NaN: 32 rows in tiled, 64 in register_tiled and
-// neighbours, 128 in eight_rows; from eight_by_eight on 64 rows and eight keys. Keys past a key
-// length never do. The baseline promises rows that do not overlap or run backwards.
+// key of the same tile of keys, for 0 * NaN is NaN: 32 rows in tiled, 64 from thread_tile to
+// neighbours, 128 in eight_rows and weights_by_key; from eight_by_eight on 64 rows and eight keys.
+// Keys past a key length never do. The baseline promises rows that do not overlap or run backwards.
 //
 // T is float; any other type is refused in words. Throws std::invalid_argument, before any write,
 // for arguments outside these promises, and fa::CudaError where CUDA fails.
@@ -67,6 +72,14 @@ Kernel forward(const Problem& p, const Forward<T>& t, const Options& options = {
 inline constexpr int max_d = 128;
 
 void launch_tiled(const Problem& p, const Forward<float>& t, float scale, cudaStream_t stream);
+void launch_thread_tile(const Problem& p, const Forward<float>& t, float scale,
+                        cudaStream_t stream);
+std::size_t thread_tile_shared_bytes(std::int64_t d);
+void launch_fixed_width(const Problem& p, const Forward<float>& t, float scale,
+                        cudaStream_t stream);
+std::size_t fixed_width_shared_bytes(std::int64_t d);
+void launch_one_buffer(const Problem& p, const Forward<float>& t, float scale, cudaStream_t stream);
+std::size_t one_buffer_shared_bytes(std::int64_t d);
 void launch_register_tiled(const Problem& p, const Forward<float>& t, float scale,
                            cudaStream_t stream);
 std::size_t register_tiled_shared_bytes(std::int64_t d);
@@ -74,6 +87,9 @@ void launch_neighbours(const Problem& p, const Forward<float>& t, float scale, c
 std::size_t neighbours_shared_bytes(std::int64_t d);
 void launch_eight_rows(const Problem& p, const Forward<float>& t, float scale, cudaStream_t stream);
 std::size_t eight_rows_shared_bytes(std::int64_t d);
+void launch_weights_by_key(const Problem& p, const Forward<float>& t, float scale,
+                           cudaStream_t stream);
+std::size_t weights_by_key_shared_bytes(std::int64_t d);
 void launch_eight_by_eight(const Problem& p, const Forward<float>& t, float scale,
                            cudaStream_t stream);
 std::size_t eight_by_eight_shared_bytes(std::int64_t d);

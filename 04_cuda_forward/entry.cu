@@ -16,12 +16,20 @@ struct Rung {
 };
 Rung rung(Kernel kernel) {
   switch (kernel) {
+    case Kernel::thread_tile:
+      return {"thread_tile", launch_thread_tile, thread_tile_shared_bytes};
+    case Kernel::fixed_width:
+      return {"fixed_width", launch_fixed_width, fixed_width_shared_bytes};
+    case Kernel::one_buffer:
+      return {"one_buffer", launch_one_buffer, one_buffer_shared_bytes};
     case Kernel::register_tiled:
       return {"register_tiled", launch_register_tiled, register_tiled_shared_bytes};
     case Kernel::neighbours:
       return {"neighbours", launch_neighbours, neighbours_shared_bytes};
     case Kernel::eight_rows:
       return {"eight_rows", launch_eight_rows, eight_rows_shared_bytes};
+    case Kernel::weights_by_key:
+      return {"weights_by_key", launch_weights_by_key, weights_by_key_shared_bytes};
     case Kernel::eight_by_eight:
       return {"eight_by_eight", launch_eight_by_eight, eight_by_eight_shared_bytes};
     case Kernel::copies_ahead:

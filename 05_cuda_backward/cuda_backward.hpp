@@ -72,8 +72,8 @@ enum class Delta {
 };
 const char* name(Delta delta);
 
-// How much shared memory a block takes; for two_kernels and atomic. What the GPU does not have falls
-// to the next.
+// How much shared memory a block takes; for two_kernels and atomic. Where the GPU has not that
+// much, or the scale times log2 e is no float, the next is taken.
 enum class Tiles {
   fast,    // fast/: 8 rows a thread, copies ahead; up to 200 KiB
   lesson,  // dq.cu and dkv.cu, up to 86 KiB

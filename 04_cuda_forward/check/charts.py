@@ -5,8 +5,8 @@ from results import Results, Spread, group, median, ratio
 
 KERNELS = {"baseline": ("04 baseline", "previous"), "tiled": ("04 tiled", "this"),
            "register_tiled": ("04 register_tiled", "this"), "longest_first": ("04 longest_first", "this")}
-LADDER = ("tiled", "register_tiled", "neighbours", "eight_rows", "eight_by_eight", "copies_ahead", "fragments_ahead",
-          "lazy_maximum", "longest_first")
+LADDER = ("tiled", "thread_tile", "fixed_width", "one_buffer", "register_tiled", "neighbours", "eight_rows",
+          "weights_by_key", "eight_by_eight", "copies_ahead", "fragments_ahead", "lazy_maximum", "longest_first")
 LADDER_CASES = ((64, 4096, 0), (64, 4096, 1), (128, 4096, 0), (128, 4096, 1), (64, 1024, 1), (128, 1024, 1))
 PEERS = {"memory_efficient": "PyTorch, memory-efficient", "math": "PyTorch, math"}
 HEADS = 32  # B Hq, as in bench.cpp

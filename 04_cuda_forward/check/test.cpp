@@ -48,12 +48,16 @@ StageUnderTest stage(Kernel kernel, Int nan_tile, Int nan_keys = 1) {
   s.unavailable = no_gpu;
   return s;
 }
-// A NaN in a hidden key's value reaches rows of the same tile: up to eight_rows as far as the tile
+// A NaN in a hidden key's value reaches rows of the same tile: up to weights_by_key as far as the tile
 // of keys is loaded at all, then within eight keys.
 const bool registered = register_conformance(stage(Kernel::tiled, 32)) &&
+                        register_conformance(stage(Kernel::thread_tile, 64)) &&
+                        register_conformance(stage(Kernel::fixed_width, 64)) &&
+                        register_conformance(stage(Kernel::one_buffer, 64)) &&
                         register_conformance(stage(Kernel::register_tiled, 64)) &&
                         register_conformance(stage(Kernel::neighbours, 64)) &&
                         register_conformance(stage(Kernel::eight_rows, 128)) &&
+                        register_conformance(stage(Kernel::weights_by_key, 128)) &&
                         register_conformance(stage(Kernel::eight_by_eight, 64, 8)) &&
                         register_conformance(stage(Kernel::copies_ahead, 64, 8)) &&
                         register_conformance(stage(Kernel::fragments_ahead, 64, 8)) &&

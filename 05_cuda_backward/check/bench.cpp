@@ -6,7 +6,7 @@
 #include "common/measure/gpu_bench.hpp"
 
 void fa::bench::register_benchmarks(Size size) {
-  using cuda_backward::Delta, cuda_backward::Kernel, cuda_backward::Options;
+  using cuda_backward::Delta, cuda_backward::Kernel, cuda_backward::Options, cuda_backward::Tiles;
   using ForwardKernel = cuda_forward::Kernel;
   needs_gpu();
   const auto forward = [](ForwardKernel kernel) {
@@ -41,13 +41,15 @@ void fa::bench::register_benchmarks(Size size) {
                        backward(options));
         };
         add("stage05/backward/stored", {Kernel::stored}, false);
-        add("stage05/backward/two_kernels", {}, false);
+        add("stage05/backward/two_kernels", {.tiles = Tiles::lesson}, false);
         if (causal == Causal::none) {
-          add("stage05/backward/with_dq", {Kernel::two_kernels, Delta::with_dq}, false);
-          add("stage05/backward/in_loop", {Kernel::two_kernels, Delta::in_loop}, false);
+          add("stage05/backward/with_dq", {.delta = Delta::with_dq, .tiles = Tiles::lesson}, false);
+          add("stage05/backward/in_loop", {.delta = Delta::in_loop, .tiles = Tiles::lesson}, false);
         }
-        add("stage05/backward/atomic", {Kernel::atomic}, false);
+        add("stage05/backward/atomic", {.kernel = Kernel::atomic, .tiles = Tiles::lesson}, false);
+        add("stage05/backward/fast", {}, false);
+        add("stage05/backward/fast_atomic", {.kernel = Kernel::atomic}, false);
         add("stage05/both/stored", {Kernel::stored}, true);
-        add("stage05/both/two_kernels", {}, true);
+        add("stage05/both/two_kernels", {.tiles = Tiles::lesson}, true);
       }
 }

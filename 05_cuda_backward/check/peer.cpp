@@ -11,7 +11,7 @@ extern "C" const char* fa_peer_backward(const char* kernel, const fa_peer_call* 
   return bench::as_c([&] {
     cuda_backward::Options options;
     if (std::strstr(kernel, "atomic")) options.kernel = cuda_backward::Kernel::atomic;
-    if (std::strstr(kernel, "lesson")) options.tiles = cuda_backward::Tiles::lesson;
+    if (!std::strstr(kernel, "fast")) options.tiles = cuda_backward::Tiles::lesson;
     options.stream = static_cast<cudaStream_t>(call->stream);
     options.scratch = call->scratch;
     cuda_backward::backward(bench::problem_of(*call), bench::backward_of<float>(*call), options);

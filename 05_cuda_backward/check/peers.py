@@ -28,7 +28,7 @@ def prepare(library: Library, case: Case) -> dict[str, Callable[[], object]]:
         once = gradients(torch_forward(t, backend)(), t)
         results[name] = [g.detach() for g in once()]
         timed[name] = once
-    for name in ("two_kernels", "atomic"):
+    for name in ("two_kernels", "atomic", "fast", "fast_atomic"):
         once = library.run("backward", name, t)
         once()
         results[name] = [g.clone() for g in t.grads]

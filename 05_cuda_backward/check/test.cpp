@@ -119,6 +119,11 @@ std::string refusal(const std::function<void()>& f) {
 
 class Gpu : public GpuTest {};
 
+std::function<void(const BackwardCall<float>&)> runs_on_gpu(const Options& options) {
+  return on_gpu_backward<float>(
+      [options](const Problem& p, const Backward<float>& t) { run_on_gpu(p, t, options); });
+}
+
 // ---- the saved context
 // ----------------------------------------------------------------------------
 
@@ -201,11 +206,28 @@ TEST_F(Gpu, ScratchIsWhatTheMethodNeeds) {
             std::string::npos);
 }
 
+// Times log2 e this scale is no float any more; with Q = 0 no score knows of it, nor does dV.
+TEST_F(Gpu, TheLargestScaleIsTakenToo) {
+  Spec s = spec(40, 50, 16);
+  s.p.scale = 1;
+  BackwardCase<float> usual(s);
+  s.p.scale = 3e38;
+  BackwardCase<float> large(s);
+  const auto run = runs_on_gpu({});
+  for (BackwardCase<float>* c : {&usual, &large}) {
+    c->Q.for_each([&](auto b, auto h, auto i, auto x) { c->Q.at(b, h, i, x) = 0; });
+    c->fill_context();
+    run(c->call());
+  }
+  large.dV.for_each([&](auto b, auto h, auto j, auto x) {
+    EXPECT_NEAR(large.dV.at(b, h, j, x), usual.dV.at(b, h, j, x), 1e-5) << j << ", " << x;
+  });
+}
+
 // The kernel with atomics differs from run to run, if at all, by rounding.
 TEST_F(Gpu, AtomicSpreadIsRoundingOnly) {
   BackwardCase<float> first(spec(130, 300, 32)), again(spec(130, 300, 32));
-  const auto f = on_gpu_backward<float>(
-      [](const Problem& p, const Backward<float>& t) { run_on_gpu(p, t, {Kernel::atomic}); });
+  const auto f = runs_on_gpu({.kernel = Kernel::atomic});
   f(first.call());
   double largest = 0, spread = 0;
   for (int n = 0; n < 10; ++n) {
@@ -225,11 +247,15 @@ TEST_F(Gpu, AtomicSpreadIsRoundingOnly) {
 // -------------------------------------------------------------------------------
 
 TEST_F(Gpu, AgreesWithTheCpu) {
-  for (Causal mask : {Causal::none, Causal::top_left, Causal::bottom_right}) {
+  for (const auto& [mask, tiles] : {std::pair{Causal::none, Tiles::fast},
+                                    {Causal::top_left, Tiles::fast},
+                                    {Causal::bottom_right, Tiles::fast},
+                                    {Causal::none, Tiles::lesson},
+                                    {Causal::top_left, Tiles::lesson},
+                                    {Causal::bottom_right, Tiles::lesson}}) {
     BackwardCase<float> x(spec(70, 90, 32, mask)), y(spec(70, 90, 32, mask));
     backward_on_cpu(x.p, x.call().t);
-    on_gpu_backward<float>(
-        [](const Problem& p, const Backward<float>& t) { run_on_gpu(p, t, {}); })(y.call());
+    runs_on_gpu({.tiles = tiles})(y.call());
     const auto check = [&](const char* name, Buffer<float>& u, Buffer<float>& v) {
       Comparison same(name);
       u.for_each([&](auto b, auto h, auto i, auto e) {
@@ -245,9 +271,13 @@ TEST_F(Gpu, AgreesWithTheCpu) {
 
 TEST_F(Gpu, WorkIsPutOnTheStreamAndNobodyWaits) {
   for (Options options : {Options{},
-                          {Kernel::two_kernels, Delta::with_dq},
-                          {Kernel::two_kernels, Delta::in_loop},
-                          {Kernel::atomic}}) {
+                          {.delta = Delta::with_dq},
+                          {.delta = Delta::in_loop},
+                          {.kernel = Kernel::atomic},
+                          {.tiles = Tiles::lesson},
+                          {.delta = Delta::with_dq, .tiles = Tiles::lesson},
+                          {.delta = Delta::in_loop, .tiles = Tiles::lesson},
+                          {.kernel = Kernel::atomic, .tiles = Tiles::lesson}}) {
     BackwardCase<float> c(spec(64, 64, 64));
     const DeviceMemory scratch(scratch_bytes(c.p, options));
     options.scratch = scratch.as<void>();
@@ -269,18 +299,18 @@ TEST_F(Gpu, MoreHeadsThanAGridHasAlongY) {
 #endif
   Spec s = spec(2, 3, 8);
   s.p.Hq = s.p.Hkv = many;
-  BackwardCase<float> c(s);
-  on_gpu_backward<float>([](const Problem& p, const Backward<float>& t) { run_on_gpu(p, t, {}); })(
-      c.call());
-  EXPECT_EQ(c.verdict(), "");
+  for (Tiles tiles : {Tiles::fast, Tiles::lesson}) {
+    BackwardCase<float> c(s);
+    runs_on_gpu({.tiles = tiles})(c.call());
+    EXPECT_EQ(c.verdict(), "");
+  }
 }
 
 // Forward and backward on the GPU, the derivative along a direction by differences. Loose, because
 // it is taken in fp32; every element is checked in double on the CPU (plain.GradientCheck).
 TEST_F(Gpu, TheBackwardIsTheDerivativeOfTheForward) {
   BackwardCase<float> c(spec(40, 50, 32, Causal::top_left));
-  on_gpu_backward<float>([](const Problem& p, const Backward<float>& t) { run_on_gpu(p, t, {}); })(
-      c.call());
+  runs_on_gpu({})(c.call());
   const auto loss = [&](double step) {
     ForwardCase<float> f(spec(40, 50, 32, Causal::top_left), false);
     const auto move = [&](Buffer<float>& to, const Buffer<float>& from, const Buffer<float>& way) {
@@ -354,12 +384,14 @@ TEST_F(Gpu, SaysHowMuchSharedMemoryIsMissing) {
 // A T4 has 64 KiB; no GPU that the Toolkit knows has less than 48.
 TEST_F(Gpu, TakesWhatSharedMemoryThereIs) {
   for (Int d : {32, 64, 128}) EXPECT_LE(shared_bytes(d, true), 64u * 1024);
+  for (Int d : {32, 64}) EXPECT_LE(fast_shared_bytes(d), 99u * 1024);
   BackwardCase<float> c(spec(70, 90, 128, Causal::bottom_right));
-  const auto run = on_gpu_backward<float>(
-      [](const Problem& p, const Backward<float>& t) { run_on_gpu(p, t, {}); });
-  emulator::LessSharedMemory t4(64 * 1024);
-  run(c.call());
-  EXPECT_EQ(c.verdict(), "");
+  const auto run = runs_on_gpu({});
+  for (std::size_t kibibytes : {99, 64}) {  // an RTX 4090, whose fast tiles end at d = 64; a T4
+    emulator::LessSharedMemory less(kibibytes * 1024);
+    run(c.call());
+    EXPECT_EQ(c.verdict(), "") << kibibytes;
+  }
   emulator::LessSharedMemory none(48 * 1024);
   const std::string why = refusal([&] { run(c.call()); });
   EXPECT_NE(why.find("needs " + std::to_string(shared_bytes(128, true)) + " bytes"),

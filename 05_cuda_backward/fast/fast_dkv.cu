@@ -1,5 +1,5 @@
-// dkv.cu with all that stage 04's ladder has found. Q_i and dO_i have a buffer each, and change places
-// after every tile: dO_i comes while S is computed, Q_{i+1} over dO_i while dK is.
+// dkv.cu with all that stage 04's ladder has found. Q_i and dO_i have a buffer each, and change
+// places after every tile: dO_i comes while S is computed, Q_{i+1} over dO_i while dK is.
 //
 // With atomic_dq the same kernel adds what it knows of dQ, as in dkv.cu.
 #include "05_cuda_backward/fast/tile.cuh"
@@ -8,7 +8,7 @@ namespace fa::cuda_backward {
 namespace {
 
 // (2) P^T = exp(scale K_j Q_i^T - L_i), 0 where row i does not see j. `scale` and L are in base 2;
-// row j of this thread's queries sees the first seen(j) keys of the tile, or `all`.
+// query j of this thread sees the first seen(j) keys of the tile, or `all`.
 template <bool all, class F, class Seen>
 __device__ __forceinline__ void scores_to_weights(float (&s)[8][4], const float (&L)[4],
                                                   float scale, const Seen& seen,
@@ -36,9 +36,9 @@ __device__ __forceinline__ void weights_to_gradients(float (&s)[8][4], float* W,
   }
 }
 
-// dQ_i += scale dS_ij K_j for the keys of the first `warps` warps, into memory that all blocks add to.
-// A thread has TQ neighbouring queries and `pieces` times four columns.
-template <class F>
+// dQ_i += scale dS_ij K_j for the first `keys` keys of the block, in whole warps' parts, into
+// memory that all blocks add to. A thread: TQ neighbouring queries, `pieces` times four columns.
+template <class F, bool vectorised>
 __device__ __forceinline__ void add_dq(const Rows<float>& dQ, std::int64_t i0, int rows,
                                        const float* all_dS, int keys, const float* Kj,
                                        float scale) {
@@ -80,10 +80,9 @@ __device__ __forceinline__ void add_dq(const Rows<float>& dQ, std::int64_t i0, i
     float* const to = dQ[i0 + q + i];
 #pragma unroll
     for (int y = 0; y < pieces; ++y)
-#pragma unroll
-      for (int e = 0; e < 4; ++e)
-        if (const int x = x0 + y * (F::D / pieces) + e; x < dQ.cols)
-          atomicAdd(to + x, scale * sum[i][4 * y + e]);
+      add_columns<vectorised>(to, x0 + y * (F::D / pieces), int(dQ.cols),
+                              make_float4(scale * sum[i][4 * y], scale * sum[i][4 * y + 1],
+                                          scale * sum[i][4 * y + 2], scale * sum[i][4 * y + 3]));
   }
 }
 
@@ -184,7 +183,7 @@ __global__ void __launch_bounds__(Fast<D>::threads, Fast<D>::blocks)
         ask_for_Q(dOi, h + 1, first);
       if (used) accumulate<F>(dK, Wij, Qi, at);
       if constexpr (atomic_dq)
-        add_dq<F>(t.dQ.rows(b, h, p.Nq, d), i0, rows, all_W, most, Kj, scale / log2_e);
+        add_dq<F, vectorised>(t.dQ.rows(b, h, p.Nq, d), i0, rows, all_W, most, Kj, scale / log2_e);
       float* const now = Qi;
       Qi = dOi;
       dOi = now;

@@ -1,5 +1,5 @@
-// dq.cu with all that stage 04's ladder has found. V_j and K_j have a buffer each: V_j comes while K
-// of the tile before is used, and K_j while V_j is.
+// dq.cu with all that stage 04's ladder has found. V_j and K_j have a buffer each: V_j comes while
+// K of the tile before is used, and K_j while V_j is.
 #include "05_cuda_backward/fast/tile.cuh"
 
 namespace fa::cuda_backward {

@@ -12,8 +12,7 @@ namespace fa::cuda_backward {
 
 inline constexpr float log2_e = 1.44269504f;  // exp(x) = 2^(x log2_e)
 
-// For head dimensions of at most D. All rows of d = 128 take 226 KiB, so there a block has an SM for
-// itself, with twice the warps.
+// For head dimensions of at most D. At d = 128 a block has an SM for itself, and twice the warps.
 template <int D_>
 struct Fast {
   static constexpr int D = D_, LC = D / 8, LR = 32 / LC;

@@ -93,6 +93,22 @@ __device__ __forceinline__ void store_columns(float* O, int x, int d, const floa
     if (x + e < d) O[x + e] = factor * numbers[e];
 }
 
+// O[x ... x + 3] += four numbers, as far as there are columns, into memory that others add to as well.
+// From compute capability 9.0 on all four are one operation of the L2.
+template <bool vectorised>
+__device__ __forceinline__ void add_columns(float* O, int x, int d, float4 numbers) {
+#if !defined(FA_EMULATED) && __CUDA_ARCH__ >= 900
+  if constexpr (vectorised) {
+    if (x < d) atomicAdd(reinterpret_cast<float4*>(O + x), numbers);
+    return;
+  }
+#endif
+  if (x < d) atomicAdd(O + x, numbers.x);
+  if (x + 1 < d) atomicAdd(O + x + 1, numbers.y);
+  if (x + 2 < d) atomicAdd(O + x + 2, numbers.z);
+  if (x + 3 < d) atomicAdd(O + x + 3, numbers.w);
+}
+
 // 2^x by the hardware, with 0 for less than 2^-126.
 inline __device__ float exp2_of(float x) {
 #ifdef FA_EMULATED

@@ -48,9 +48,9 @@ def long_lines() -> list[str]:
 
 
 def stale_pictures() -> list[str]:
-    """A picture of docs/, a warm-up or a ladder that is not what the program beside it draws."""
+    """A picture of docs/, a warm-up, a ladder or fast/ that is not what the program beside it draws."""
     stale = []
-    places = ("docs", "0?_*/warmup", "0?_*/ladder")
+    places = ("docs", "0?_*/warmup", "0?_*/ladder", "0?_*/fast")
     for program in sorted(program for place in places for program in ROOT.glob(f"{place}/pictures/*.py")):
         spec = importlib.util.spec_from_file_location(program.stem, program)
         assert spec and spec.loader

@@ -1,5 +1,5 @@
-"""Hands the blocks of a causal problem to 264 workers, in rung 8's order and in rung 9's; draws who is busy, and prints
-the table of 9_longest_first.md.
+"""Hands the blocks of a causal problem to 264 workers, in rung 12's order and in rung 13's; draws who is busy, and
+prints the table of 13_longest_first.md.
 
     python3 04_cuda_forward/ladder/pictures/order.py
 
@@ -23,7 +23,7 @@ def jobs(rung: int, d: int, N: int) -> list[int]:
     """The times of the blocks, in the order of their numbers."""
     Br, Bc = TILE[d]
     longest_first = [-(-(t + 1) * Br // Bc) for t in reversed(range(N // Br))]
-    return longest_first * HEADS if rung == 8 else [time for time in longest_first for _ in range(HEADS)]
+    return longest_first * HEADS if rung == 12 else [time for time in longest_first for _ in range(HEADS)]
 
 
 def ends(times: list[int]) -> list[int]:
@@ -35,8 +35,8 @@ def ends(times: list[int]) -> list[int]:
 
 
 def order() -> str:
-    done = {rung: ends(jobs(rung, 64, 4096)) for rung in (8, 9)}
-    last = max(done[8])
+    done = {rung: ends(jobs(rung, 64, 4096)) for rung in (12, 13)}
+    last = max(done[12])
 
     def x(time: float) -> float:
         return round(LEFT + (RIGHT - LEFT) * time / 180, 1)
@@ -57,17 +57,17 @@ def order() -> str:
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}" '
         'font-family="Helvetica, Arial, sans-serif" role="img">',
         "<title>Who is still at work</title>",
-        f"<desc>Rung 9 keeps all workers busy until nearly the end, at {max(done[9])}; in rung 8 they leave one after "
-        f"the other, the last at {last}.</desc>",
+        f"<desc>Rung 13 keeps all workers busy until nearly the end, at {max(done[13])}; in rung 12 they leave one "
+        f"after the other, the last at {last}.</desc>",
         f'<rect x="0.5" y="0.5" width="{WIDTH - 1}" height="{HEIGHT - 1}" rx="8" fill="#fcfcfa" stroke="#d8d8d8"/>',
         text(24, 34, "Workers still busy, of 264: d = 64, N = 4096, causal, 32 heads", size=17),
         f'<path d="M{LEFT} {TOP} V{BOTTOM} H{RIGHT}" fill="none" stroke="{FAINT}"/>',
         *(text(LEFT - 8, y(busy) + 5, str(busy), FAINT, 13, "end") for busy in (0, 132, 264)),
         *(text(x(time), BOTTOM + 20, str(time), FAINT, 13, "middle") for time in (0, 30, 60, 90, 120, 150, 180)),
         text((LEFT + RIGHT) / 2, HEIGHT - 14, "time, in tiles of keys", FAINT, 13, "middle"),
-        curve(8, ORANGE, ' stroke-dasharray="7 4"'), curve(9, BLUE, ""),
-        text(x(max(done[9])) - 14, y(50), f"rung 9: done at {max(done[9])}", BLUE, anchor="end"),
-        text(x(140), y(90), f"rung 8: done at {last}", ORANGE),
+        curve(12, ORANGE, ' stroke-dasharray="7 4"'), curve(13, BLUE, ""),
+        text(x(max(done[13])) - 14, y(50), f"rung 13: done at {max(done[13])}", BLUE, anchor="end"),
+        text(x(140), y(90), f"rung 12: done at {last}", ORANGE),
         "</svg>", ""])
 
 
@@ -79,7 +79,7 @@ if __name__ == "__main__":
     for name, drawn in pictures().items():
         (HERE / name).write_text(drawn, encoding="utf-8")
     for d, N in ((64, 1024), (64, 4096), (128, 1024), (128, 4096)):
-        eight, nine = (max(ends(jobs(rung, d, N))) for rung in (8, 9))
-        times = jobs(9, d, N)
-        print(f"d {d}, N {N}: {len(times)} jobs, rung 8 {eight}, rung 9 {nine}, never idle {sum(times) / WORKERS:.1f}, "
-              f"gain {100 * (eight / nine - 1):.0f} %")
+        before, after = (max(ends(jobs(rung, d, N))) for rung in (12, 13))
+        times = jobs(13, d, N)
+        print(f"d {d}, N {N}: {len(times)} jobs, rung 12 {before}, rung 13 {after}, never idle "
+              f"{sum(times) / WORKERS:.1f}, gain {100 * (before / after - 1):.0f} %")

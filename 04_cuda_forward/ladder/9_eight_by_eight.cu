@@ -2,11 +2,10 @@
 // for 256 multiply-adds. P is stored key by key, so that a thread reads its eight rows as two
 // float4.
 //
-//   a warp      8 LR rows; its lanes lie in LR rows (ty) of LC (tx), placed as in rung 3
+//   a warp      8 LR rows; its lanes lie in LR rows (ty) of LC (tx), placed as in rung 6
 //   a thread    rows 4 ty ... 4 ty + 3 and four more half a warp's rows below;
 //               keys 8 tx ... 8 tx + 7;
 //               columns 4 tx ... 4 tx + 3 and four more D / 2 further
-#include <algorithm>
 #include <cfloat>
 
 #include "04_cuda_forward/cuda_forward.hpp"
@@ -15,13 +14,14 @@
 namespace fa::cuda_forward {
 namespace {
 
-constexpr int warps = 4, threads = 32 * warps;
+constexpr int lanes = 32, warps = 4, threads = lanes * warps;
 
 template <int D_>
 struct Shape {
+  static constexpr int TR = 8, TK = 8, columns = 8;       // rows, keys and columns of O of a thread
   static constexpr int D = D_, LC = D / 8, LR = 32 / LC;  // a warp's lanes: LR rows of LC
-  static constexpr int WR = 8 * LR, Br = warps * WR;      // rows of a warp, of a block
-  static constexpr int Bc = 8 * LC;                       // keys
+  static constexpr int WR = TR * LR, Br = warps * WR;     // rows of a warp, of a block
+  static constexpr int Bc = TK * LC;                      // keys
   static constexpr int Q_size = Br * D + Br;              // row r begins at r D + 4 (r / 4)
   static constexpr int KV_size = Bc * D + Bc / 2;  // key c begins at c D + 4 (c / 8); V has no gaps
   static constexpr int P_size = Bc * WR + Bc;      // key c begins at c WR + 8 (c / 8)
@@ -32,17 +32,19 @@ template <int D, bool vectorised>
 __global__ void __launch_bounds__(threads, 2)
     eight_by_eight_kernel(Problem p, Forward<float> t, float scale) {
   using C = Shape<D>;
-  constexpr int WR = C::WR, Bc = C::Bc, LC = C::LC;
-  const int warp = __shfl_sync(0xffffffff, int(threadIdx.x / 32), 0), lane = threadIdx.x % 32;
+  constexpr int TR = C::TR, TK = C::TK, Br = C::Br, Bc = C::Bc, columns = C::columns;
+  constexpr int WR = C::WR, LC = C::LC;
+  const int warp = __shfl_sync(0xffffffff, int(threadIdx.x / lanes), 0);
+  const int lane = threadIdx.x % lanes, d = int(p.d);
   const int tx = lane / 2 % LC, ty = lane % 2 + lane / (2 * LC) * 2;
   float* const Qi = dynamic_shared<float>();
   float* const KVj = Qi + C::Q_size;  // first K_j, then V_j
   float* const Pij = KVj + C::KV_size + warp * C::P_size;
 
-  const int tiles = int((p.Nq + C::Br - 1) / C::Br), d = int(p.d);
+  const int tiles = int((p.Nq + Br - 1) / Br);
   const int head = int(blockIdx.x) / tiles, b = head / int(p.Hq), h = head % int(p.Hq);
-  const std::int64_t i0 = std::int64_t(tiles - 1 - int(blockIdx.x) % tiles) * C::Br;
-  const int rows = int(min(std::int64_t(C::Br), p.Nq - i0));
+  const std::int64_t i0 = std::int64_t(tiles - 1 - int(blockIdx.x) % tiles) * Br;
+  const int rows = int(min(std::int64_t(Br), p.Nq - i0));
   const Mask mask(p, b);
   const auto Q = t.Q.rows(b, h, p.Nq, d), K = t.K.rows(b, p.key_head(h), p.Nk, d),
              V = t.V.rows(b, p.key_head(h), p.Nk, d);
@@ -53,16 +55,14 @@ __global__ void __launch_bounds__(threads, 2)
   const int most = visible(warp * WR + WR - 1);  // keys that a row of this warp sees
   const int end = visible(rows - 1);
 
-  load_tile<threads, D, C::Br, 4, vectorised>(Qi, Q, i0, rows);
+  load_tile<threads, D, Br, 4, vectorised>(Qi, Q, i0, rows);
 
   // (1) O_i = 0, l_i = 0, and m_i the least number there is: with it, m - m is 0
-  float m[8], l[8], o[8][8];  // l: of this lane's keys alone
-#pragma unroll
-  for (int i = 0; i < 8; ++i) {
+  float m[TR], l[TR], o[TR][columns];  // l: of this lane's keys alone
+  for (int i = 0; i < TR; ++i) {
     m[i] = -FLT_MAX;
     l[i] = 0;
-#pragma unroll
-    for (int x = 0; x < 8; ++x) o[i][x] = 0;
+    for (int x = 0; x < columns; ++x) o[i][x] = 0;
   }
 
   for (int j0 = 0; j0 < end; j0 += Bc) {
@@ -74,11 +74,7 @@ __global__ void __launch_bounds__(threads, 2)
     __syncthreads();  // K_j, and before the first tile Q_i, are complete
 
     // (3) S_ij = scale Q_i K_j^T
-    float s[8][8];
-#pragma unroll
-    for (int i = 0; i < 8; ++i)
-#pragma unroll
-      for (int j = 0; j < 8; ++j) s[i][j] = 0;
+    float s[TR][TK] = {};
     if (used) {
       const float* const q = Qi + row(0) * D + row(0);
       const float* const k = KVj + tx * (8 * D + 4);
@@ -87,14 +83,11 @@ __global__ void __launch_bounds__(threads, 2)
       };
 #pragma unroll 1
       for (int x = 0; x < D; x += 4) {
-        float4 qi[8];
-#pragma unroll
-        for (int i = 0; i < 8; ++i) qi[i] = q_at(i, x);
-#pragma unroll
-        for (int j = 0; j < 8; ++j) {
+        float4 qi[TR];
+        for (int i = 0; i < TR; ++i) qi[i] = q_at(i, x);
+        for (int j = 0; j < TK; ++j) {
           const float4 kj = load4(k + j * D + x);
-#pragma unroll
-          for (int i = 0; i < 8; ++i) {
+          for (int i = 0; i < TR; ++i) {
             s[i][j] += qi[i].x * kj.x;
             s[i][j] += qi[i].y * kj.y;
             s[i][j] += qi[i].z * kj.z;
@@ -105,32 +98,27 @@ __global__ void __launch_bounds__(threads, 2)
 
       const bool full = visible(warp * WR) >= j0 + Bc;
 #pragma unroll
-      for (int i = 0; i < 8; ++i) {
+      for (int i = 0; i < TR; ++i) {
         const int n = full ? 8 : visible(row(i)) - j0 - 8 * tx;
         // (4) m_new = max(m, rowmax S_ij), and l and O in its terms
         float m_new = m[i];
-#pragma unroll
-        for (int j = 0; j < 8; ++j) {
+        for (int j = 0; j < TK; ++j) {
           s[i][j] = j < n ? scale * s[i][j] : -INFINITY;
           m_new = fmaxf(m_new, s[i][j]);
         }
-#pragma unroll
         for (int bits = 2; bits < 2 * LC; bits *= 2)
           m_new = fmaxf(m_new, __shfl_xor_sync(0xffffffff, m_new, bits));
         const float rescale = __expf(m[i] - m_new);
         m[i] = m_new;
         l[i] *= rescale;
-#pragma unroll
-        for (int x = 0; x < 8; ++x) o[i][x] *= rescale;
+        for (int x = 0; x < columns; ++x) o[i][x] *= rescale;
       }
 
       // (5) P_ij = exp(S_ij - m), key by key: eight rows of a thread are two float4
       float* const to = Pij + tx * (8 * WR + 8) + 4 * ty;
-#pragma unroll
-      for (int j = 0; j < 8; ++j) {
-        float w[8];
-#pragma unroll
-        for (int i = 0; i < 8; ++i) {
+      for (int j = 0; j < TK; ++j) {
+        float w[TR];
+        for (int i = 0; i < TR; ++i) {
           w[i] = __expf(s[i][j] - m[i]);
           l[i] += w[i];
         }
@@ -157,10 +145,8 @@ __global__ void __launch_bounds__(threads, 2)
           const float4 v0 = load4(v + e * D), v1 = load4(v + e * D + D / 2);
           const float wi[] = {w0.x, w0.y, w0.z, w0.w, w1.x, w1.y, w1.z, w1.w};
           const float vx[] = {v0.x, v0.y, v0.z, v0.w, v1.x, v1.y, v1.z, v1.w};
-#pragma unroll
-          for (int i = 0; i < 8; ++i)
-#pragma unroll
-            for (int x = 0; x < 8; ++x) o[i][x] += wi[i] * vx[x];
+          for (int i = 0; i < TR; ++i)
+            for (int x = 0; x < columns; ++x) o[i][x] += wi[i] * vx[x];
         }
         // [end quote]
         w += 8 * WR + 8;
@@ -171,9 +157,8 @@ __global__ void __launch_bounds__(threads, 2)
 
   // (7) O_i = O_i / l_i;  L_i = m_i + log l_i
 #pragma unroll
-  for (int i = 0; i < 8; ++i) {
+  for (int i = 0; i < TR; ++i) {
     float sum = l[i];
-#pragma unroll
     for (int bits = 2; bits < 2 * LC; bits *= 2) sum += __shfl_xor_sync(0xffffffff, sum, bits);
     const int r = row(i);
     if (r >= rows) continue;

@@ -1,5 +1,6 @@
-// The longest rows of all heads first: with a causal mask the last tile of a head takes longest,
-// and blocks start in the order of their numbers. Rung 8 went through one head after the other.
+// The maximum may lag behind. Softmax is the same for every m that keeps exp(s - m) from
+// overflowing; m follows only when a score passes it by a factor of 2^8, which after the first
+// tiles is seldom. Then a tile costs no shuffle and O is not scaled again. Powers of 2, not of e.
 #include <algorithm>
 #include <cfloat>
 
@@ -9,14 +10,15 @@
 namespace fa::cuda_forward {
 namespace {
 
-constexpr int warps = 4, threads = 32 * warps;
+constexpr int lanes = 32, warps = 4, threads = lanes * warps;
 constexpr float slack = 8;  // m moves when a score passes it by more: weights stay below 2^8
 
 template <int D_>
 struct Shape {
+  static constexpr int TR = 8, TK = 8, columns = 8;       // rows, keys and columns of O of a thread
   static constexpr int D = D_, LC = D / 8, LR = 32 / LC;  // a warp's lanes: LR rows of LC
-  static constexpr int WR = 8 * LR, Br = warps * WR;      // rows of a warp, of a block
-  static constexpr int Bc = 8 * LC;                       // keys
+  static constexpr int WR = TR * LR, Br = warps * WR;     // rows of a warp, of a block
+  static constexpr int Bc = TK * LC;                      // keys
   // A tile of keys comes in chunks of at most 16 KiB: K by columns, V by keys.
   static constexpr int KX = std::min(D, 4096 / Bc), VK = std::min(Bc, 4096 / D);
   static constexpr int K_chunks = D / KX, V_chunks = Bc / VK;
@@ -29,21 +31,21 @@ struct Shape {
 
 template <int D, bool vectorised>
 __global__ void __launch_bounds__(threads, 2)
-    longest_first_kernel(Problem p, Forward<float> t, float scale) {
+    lazy_maximum_kernel(Problem p, Forward<float> t, float scale) {
   using C = Shape<D>;
-  constexpr int WR = C::WR, Bc = C::Bc, LC = C::LC, KX = C::KX, VK = C::VK;
-  const int warp = __shfl_sync(0xffffffff, int(threadIdx.x / 32), 0), lane = threadIdx.x % 32;
+  constexpr int TR = C::TR, TK = C::TK, Br = C::Br, Bc = C::Bc, columns = C::columns;
+  constexpr int WR = C::WR, LC = C::LC, KX = C::KX, VK = C::VK;
+  const int warp = __shfl_sync(0xffffffff, int(threadIdx.x / lanes), 0);
+  const int lane = threadIdx.x % lanes, d = int(p.d);
   const int tx = lane / 2 % LC, ty = lane % 2 + lane / (2 * LC) * 2;
   float* const Qi = dynamic_shared<float>();
   float* const stages = Qi + C::Q_size;
   float* const Pij = stages + 2 * C::stage + warp * C::P_size;
 
-  // [quote order]
-  const int heads = int(p.B * p.Hq), tiles = int((p.Nq + C::Br - 1) / C::Br), d = int(p.d);
-  const int head = int(blockIdx.x) % heads, b = head / int(p.Hq), h = head % int(p.Hq);
-  const std::int64_t i0 = std::int64_t(tiles - 1 - int(blockIdx.x) / heads) * C::Br;
-  // [end quote]
-  const int rows = int(min(std::int64_t(C::Br), p.Nq - i0));
+  const int tiles = int((p.Nq + Br - 1) / Br);
+  const int head = int(blockIdx.x) / tiles, b = head / int(p.Hq), h = head % int(p.Hq);
+  const std::int64_t i0 = std::int64_t(tiles - 1 - int(blockIdx.x) % tiles) * Br;
+  const int rows = int(min(std::int64_t(Br), p.Nq - i0));
   const Mask mask(p, b);
   const auto Q = t.Q.rows(b, h, p.Nq, d), K = t.K.rows(b, p.key_head(h), p.Nk, d),
              V = t.V.rows(b, p.key_head(h), p.Nk, d);
@@ -64,28 +66,22 @@ __global__ void __launch_bounds__(threads, 2)
     else
       ask_for_tile<threads, D, VK, none, vectorised>(to, V, j0 + first, cols - first);
   };
-  ask_for_tile<threads, D, C::Br, 4, vectorised>(Qi, Q, i0, rows);
+  ask_for_tile<threads, D, Br, 4, vectorised>(Qi, Q, i0, rows);
   if (end > 0) fetch(0, 0);
 
   // (1) O_i = 0, l_i = 0, and m_i the least number there is: with it, m - m is 0
-  float m[8], l[8], o[8][8];  // m: of scale log2(e) q k; l: of this lane's keys alone
-#pragma unroll
-  for (int i = 0; i < 8; ++i) {
+  float m[TR], l[TR], o[TR][columns];  // m: of scale log2(e) q k; l: of this lane's keys alone
+  for (int i = 0; i < TR; ++i) {
     m[i] = -FLT_MAX;
     l[i] = 0;
-#pragma unroll
-    for (int x = 0; x < 8; ++x) o[i][x] = 0;
+    for (int x = 0; x < columns; ++x) o[i][x] = 0;
   }
 
   for (int j0 = 0; j0 < end; j0 += Bc) {
     const bool used = j0 < most;  // a warp whose rows see nothing here only waits and copies
 
     // (3) S_ij = scale Q_i K_j^T, chunk by chunk of d
-    float s[8][8];
-#pragma unroll
-    for (int i = 0; i < 8; ++i)
-#pragma unroll
-      for (int j = 0; j < 8; ++j) s[i][j] = 0;
+    float s[TR][TK] = {};
 #pragma unroll 1
     for (int c = 0; c < C::K_chunks; ++c) {
       cp_async_wait();
@@ -97,17 +93,15 @@ __global__ void __launch_bounds__(threads, 2)
       const auto q_at = [&](int i, int x) {
         return load4(q + (row(i) - row(0)) * D + (i < 4 ? 0 : WR / 2) + x);
       };
-      float4 qi[8], kj = load4(k);
-#pragma unroll
-      for (int i = 0; i < 8; ++i) qi[i] = q_at(i, 0);
+      float4 qi[TR], kj = load4(k);
+      for (int i = 0; i < TR; ++i) qi[i] = q_at(i, 0);
 #pragma unroll 1
       for (int x = 0; x < KX; x += 4) {
         const int ahead = (x + 4) % KX;  // at the end some numbers are loaded for nothing
 #pragma unroll
-        for (int j = 0; j < 8; ++j) {
+        for (int j = 0; j < TK; ++j) {
           const float4 next = load4(k + (j < 7 ? (j + 1) * KX + x : ahead));  // meanwhile
-#pragma unroll
-          for (int i = 0; i < 8; ++i) {
+          for (int i = 0; i < TR; ++i) {
             s[i][j] += qi[i].x * kj.x;
             s[i][j] += qi[i].y * kj.y;
             s[i][j] += qi[i].z * kj.z;
@@ -123,11 +117,10 @@ __global__ void __launch_bounds__(threads, 2)
       const bool full = visible(warp * WR) >= j0 + Bc;
       bool passed = false;
 #pragma unroll
-      for (int i = 0; i < 8; ++i) {
+      for (int i = 0; i < TR; ++i) {
         const int n = full ? 8 : visible(row(i)) - j0 - 8 * tx;
         float highest = -INFINITY;
-#pragma unroll
-        for (int j = 0; j < 8; ++j) {
+        for (int j = 0; j < TK; ++j) {
           s[i][j] = j < n ? scale * s[i][j] : -INFINITY;
           highest = fmaxf(highest, s[i][j]);
         }
@@ -135,30 +128,27 @@ __global__ void __launch_bounds__(threads, 2)
       }
 
       // (4) m_new = max(m, rowmax S_ij), and l and O in its terms: only if m is far behind
+      // [quote lazy]
       if (__any_sync(0xffffffff, passed)) {
 #pragma unroll
-        for (int i = 0; i < 8; ++i) {
+        for (int i = 0; i < TR; ++i) {
           float m_new = m[i];
-#pragma unroll
-          for (int j = 0; j < 8; ++j) m_new = fmaxf(m_new, s[i][j]);
-#pragma unroll
+          for (int j = 0; j < TK; ++j) m_new = fmaxf(m_new, s[i][j]);
           for (int bits = 2; bits < 2 * LC; bits *= 2)
             m_new = fmaxf(m_new, __shfl_xor_sync(0xffffffff, m_new, bits));
           const float rescale = exp2_of(m[i] - m_new);
           m[i] = m_new;
           l[i] *= rescale;
-#pragma unroll
-          for (int x = 0; x < 8; ++x) o[i][x] *= rescale;
+          for (int x = 0; x < columns; ++x) o[i][x] *= rescale;
         }
       }
+      // [end quote]
 
       // (5) P_ij = exp(S_ij - m), key by key: eight rows of a thread are two float4
       float* const to = Pij + tx * (8 * WR + 8) + 4 * ty;
-#pragma unroll
-      for (int j = 0; j < 8; ++j) {
-        float w[8];
-#pragma unroll
-        for (int i = 0; i < 8; ++i) {
+      for (int j = 0; j < TK; ++j) {
+        float w[TR];
+        for (int i = 0; i < TR; ++i) {
           w[i] = exp2_of(s[i][j] - m[i]);
           l[i] += w[i];
         }
@@ -193,10 +183,8 @@ __global__ void __launch_bounds__(threads, 2)
           const float* const v_next = e < 7 ? v + (e + 1) * D : v + v_step;
           w0 = load4(w_next), w1 = load4(w_next + WR / 2);
           v0 = load4(v_next), v1 = load4(v_next + D / 2);
-#pragma unroll
-          for (int i = 0; i < 8; ++i)
-#pragma unroll
-            for (int x = 0; x < 8; ++x) o[i][x] += wi[i] * vx[x];
+          for (int i = 0; i < TR; ++i)
+            for (int x = 0; x < columns; ++x) o[i][x] += wi[i] * vx[x];
         }
         w += w_step;
         v += v_step;
@@ -206,9 +194,8 @@ __global__ void __launch_bounds__(threads, 2)
 
   // (7) O_i = O_i / l_i;  L_i = m_i + log l_i
 #pragma unroll
-  for (int i = 0; i < 8; ++i) {
+  for (int i = 0; i < TR; ++i) {
     float sum = l[i];
-#pragma unroll
     for (int bits = 2; bits < 2 * LC; bits *= 2) sum += __shfl_xor_sync(0xffffffff, sum, bits);
     const int r = row(i);
     if (r >= rows) continue;
@@ -222,8 +209,7 @@ __global__ void __launch_bounds__(threads, 2)
 
 template <int D>
 void launch(const Problem& p, const Forward<float>& t, float scale, cudaStream_t stream) {
-  const auto kernel =
-      aligned(p, t) ? longest_first_kernel<D, true> : longest_first_kernel<D, false>;
+  const auto kernel = aligned(p, t) ? lazy_maximum_kernel<D, true> : lazy_maximum_kernel<D, false>;
   allow_shared_memory(kernel, Shape<D>::bytes);
   const std::int64_t blocks = p.B * p.Hq * ((p.Nq + Shape<D>::Br - 1) / Shape<D>::Br);
   FA_LAUNCH(kernel, dim3(unsigned(blocks)), dim3(threads), Shape<D>::bytes, stream, p, t,
@@ -232,11 +218,11 @@ void launch(const Problem& p, const Forward<float>& t, float scale, cudaStream_t
 
 }  // namespace
 
-std::size_t longest_first_shared_bytes(std::int64_t d) {
+std::size_t lazy_maximum_shared_bytes(std::int64_t d) {
   return d <= 32 ? Shape<32>::bytes : d <= 64 ? Shape<64>::bytes : Shape<128>::bytes;
 }
-void launch_longest_first(const Problem& p, const Forward<float>& t, float scale,
-                          cudaStream_t stream) {
+void launch_lazy_maximum(const Problem& p, const Forward<float>& t, float scale,
+                         cudaStream_t stream) {
   (p.d <= 32 ? launch<32> : p.d <= 64 ? launch<64> : launch<128>)(p, t, scale, stream);
 }
 

@@ -13,52 +13,51 @@
 namespace fa::cuda_forward {
 namespace {
 
-constexpr int warps = 4, threads = 32 * warps;
+constexpr int lanes = 32, warps = 4, threads = lanes * warps;
 
-template <int D_>
+template <int D>
 struct Shape {
-  static constexpr int D = D_, LC = 8, LR = 4;                 // a warp's lanes: LR rows of LC
-  static constexpr int TR = 4, WR = TR * LR, Br = warps * WR;  // rows of a thread, a warp, a block
-  static constexpr int Bc = 8 * LC;                            // keys
-  static constexpr int columns = D / LC;                       // of O of a thread
-  static constexpr int row = D + 4, P_row = Bc + 8;            // padded
-  static constexpr std::size_t bytes = sizeof(float) * (Br * row + Bc * row + Br * P_row);
+  static constexpr int TR = 4, TK = 8;       // rows and keys of a thread
+  static constexpr int Br = warps * 4 * TR;  // queries
+  static constexpr int Bc = 8 * TK;          // 64 keys
+  static constexpr int columns = D / 8;      // of O of a thread
+  static constexpr int pad = 4, P_pad = 8;
+  static constexpr int row = D + pad, P_row = Bc + P_pad;
+  static constexpr std::size_t bytes = sizeof(float) * ((Br + Bc) * row + Br * P_row);
 };
 
 template <int D, bool vectorised>
 __global__ void __launch_bounds__(threads, D <= 64 ? 4 : 2)
     neighbours_kernel(Problem p, Forward<float> t, float scale) {
   using C = Shape<D>;
-  constexpr int TR = C::TR, WR = C::WR, Bc = C::Bc, LC = C::LC, columns = C::columns;
+  constexpr int TR = C::TR, TK = C::TK, Br = C::Br, Bc = C::Bc, columns = C::columns;
   // [quote lanes]
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const int tx = lane / 2 % LC, ty = lane % 2 + lane / (2 * LC) * 2;
+  const int lane = threadIdx.x % lanes, warp = threadIdx.x / lanes, d = int(p.d);
+  const int tx = lane / 2 % 8, ty = lane % 2 + lane / 16 * 2;
   // [end quote]
-  float* const Qi = dynamic_shared<float>();
-  float* const KVj = Qi + C::Br * C::row;  // first K_j, then V_j
-  float* const Pij = KVj + Bc * C::row;
+  float* const Qi = dynamic_shared<float>();  // [Br, row]
+  float* const KVj = Qi + Br * C::row;        // [Bc, row]: first K_j, then V_j
+  float* const Pij = KVj + Bc * C::row;       // [Br, P_row]
 
-  const int tiles = int((p.Nq + C::Br - 1) / C::Br), d = int(p.d);
+  const int tiles = int((p.Nq + Br - 1) / Br);
   const int head = int(blockIdx.x) / tiles, b = head / int(p.Hq), h = head % int(p.Hq);
-  const std::int64_t i0 = std::int64_t(tiles - 1 - int(blockIdx.x) % tiles) * C::Br;
-  const int rows = int(min(std::int64_t(C::Br), p.Nq - i0));
+  const std::int64_t i0 = std::int64_t(tiles - 1 - int(blockIdx.x) % tiles) * Br;
+  const int rows = int(min(std::int64_t(Br), p.Nq - i0));
   const Mask mask(p, b);
   const auto Q = t.Q.rows(b, h, p.Nq, d), K = t.K.rows(b, p.key_head(h), p.Nk, d),
              V = t.V.rows(b, p.key_head(h), p.Nk, d);
 
-  const auto row = [&](int i) { return warp * WR + ty + 4 * i; };
+  const auto row = [&](int i) { return warp * 4 * TR + ty + 4 * i; };
   const auto visible = [&](int r) { return int(mask.visible_keys(i0 + min(r, rows - 1))); };
   const int end = visible(rows - 1);
 
-  load_tile<threads, D, C::Br, 1, vectorised>(Qi, Q, i0, rows);
+  load_tile<threads, D, Br, 1, vectorised>(Qi, Q, i0, rows);
 
   // (1) O_i = 0, l_i = 0, and m_i the least number there is: with it, m - m is 0
   float m[TR], l[TR], o[TR][columns];  // l: of this lane's keys alone
-#pragma unroll
   for (int i = 0; i < TR; ++i) {
     m[i] = -FLT_MAX;
     l[i] = 0;
-#pragma unroll
     for (int x = 0; x < columns; ++x) o[i][x] = 0;
   }
 
@@ -69,22 +68,15 @@ __global__ void __launch_bounds__(threads, D <= 64 ? 4 : 2)
     __syncthreads();  // K_j, and before the first tile Q_i, are complete
 
     // (3) S_ij = scale Q_i K_j^T
-    float s[TR][8];
-#pragma unroll
-    for (int i = 0; i < TR; ++i)
-#pragma unroll
-      for (int j = 0; j < 8; ++j) s[i][j] = 0;
+    float s[TR][TK] = {};
     const float* const q = Qi + row(0) * C::row;
     const float* const k = KVj + tx * C::row;
 #pragma unroll 1
     for (int x = 0; x < D; x += 4) {
       float4 qi[TR];
-#pragma unroll
       for (int i = 0; i < TR; ++i) qi[i] = load4(q + 4 * i * C::row + x);
-#pragma unroll
-      for (int j = 0; j < 8; ++j) {
+      for (int j = 0; j < TK; ++j) {
         const float4 kj = load4(k + 8 * j * C::row + x);
-#pragma unroll
         for (int i = 0; i < TR; ++i) {
           s[i][j] += qi[i].x * kj.x;
           s[i][j] += qi[i].y * kj.y;
@@ -95,28 +87,23 @@ __global__ void __launch_bounds__(threads, D <= 64 ? 4 : 2)
     }
 
     const bool full = visible(0) >= j0 + Bc;
-#pragma unroll
     for (int i = 0; i < TR; ++i) {
       const int n = full ? Bc : visible(row(i)) - j0;
       // (4) m_new = max(m, rowmax S_ij), and l and O in its terms
       float m_new = m[i];
-#pragma unroll
-      for (int j = 0; j < 8; ++j) {
+      for (int j = 0; j < TK; ++j) {
         s[i][j] = tx + 8 * j < n ? scale * s[i][j] : -INFINITY;
         m_new = fmaxf(m_new, s[i][j]);
       }
-#pragma unroll
-      for (int bits = 2; bits < 2 * LC; bits *= 2)
+      for (int bits = 2; bits < 16; bits *= 2)
         m_new = fmaxf(m_new, __shfl_xor_sync(0xffffffff, m_new, bits));
       const float rescale = __expf(m[i] - m_new);
       m[i] = m_new;
       l[i] *= rescale;
-#pragma unroll
       for (int x = 0; x < columns; ++x) o[i][x] *= rescale;
 
-        // (5) P_ij = exp(S_ij - m)
-#pragma unroll
-      for (int j = 0; j < 8; ++j) {
+      // (5) P_ij = exp(S_ij - m)
+      for (int j = 0; j < TK; ++j) {
         const float w = __expf(s[i][j] - m[i]);
         Pij[row(i) * C::P_row + tx + 8 * j] = w;
         l[i] += w;
@@ -132,14 +119,10 @@ __global__ void __launch_bounds__(threads, D <= 64 ? 4 : 2)
 #pragma unroll 1
     for (int c = 0; c < Bc; c += 4) {
       float4 weight[TR];
-#pragma unroll
       for (int i = 0; i < TR; ++i) weight[i] = load4(w + 4 * i * C::P_row + c);
-#pragma unroll
       for (int e = 0; e < 4; ++e)
-#pragma unroll
         for (int x = 0; x < columns; x += 4) {
           const float4 vx = load4(v + (c + e) * C::row + 8 * x);
-#pragma unroll
           for (int i = 0; i < TR; ++i) {
             const float wi = (&weight[i].x)[e];
             o[i][x] += wi * vx.x;
@@ -155,13 +138,11 @@ __global__ void __launch_bounds__(threads, D <= 64 ? 4 : 2)
 #pragma unroll
   for (int i = 0; i < TR; ++i) {
     float sum = l[i];
-#pragma unroll
-    for (int bits = 2; bits < 2 * LC; bits *= 2) sum += __shfl_xor_sync(0xffffffff, sum, bits);
+    for (int bits = 2; bits < 16; bits *= 2) sum += __shfl_xor_sync(0xffffffff, sum, bits);
     const int r = row(i);
     if (r >= rows) continue;
     const float inverse = sum == 0 ? 0 : 1 / sum;
     float* const O = t.O.at(b, h, i0 + r);
-#pragma unroll
     for (int x = 0; x < columns; x += 4)
       store_columns<vectorised>(O, 4 * tx + 8 * x, d, o[i] + x, inverse);
     if (t.LSE && tx == 0) t.LSE[head * p.Nq + i0 + r] = m[i] + logf(sum);
