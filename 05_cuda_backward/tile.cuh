@@ -103,6 +103,7 @@ __device__ void clear(float4 (&g)[Tile::TR][Tile::columns]) {
     for (int y = 0; y < Tile::columns; ++y) g[i][y] = make_float4(0, 0, 0, 0);
 }
 
+// [quote product]
 // s = A B^T: rows of A are the block's (r0 + 4 i), rows of B are the columns of s (tx + 8 j).
 template <class Tile>
 __device__ void product(float (&s)[Tile::TR][Tile::TK], const float* A, const float* B, int r0) {
@@ -130,7 +131,9 @@ __device__ void product(float (&s)[Tile::TR][Tile::TK], const float* A, const fl
     }
   }
 }
+// [end quote]
 
+// [quote accumulate]
 // g += W X: W, [rows, cols], are weights in shared memory; rows of X are the columns of W.
 template <class Tile>
 __device__ void accumulate(float4 (&g)[Tile::TR][Tile::columns], const float* W, const float* X,
@@ -156,6 +159,7 @@ __device__ void accumulate(float4 (&g)[Tile::TR][Tile::columns], const float* W,
       }
   }
 }
+// [end quote]
 
 // W[r0 + 4 i][tx + 8 j] = s[i][j]: from registers to where accumulate() reads. Only the warp's own
 // rows are written, and only the warp reads them; all may after a __syncthreads.

@@ -48,8 +48,8 @@ StageUnderTest stage(Kernel kernel, Int nan_tile, Int nan_keys = 1) {
   s.unavailable = no_gpu;
   return s;
 }
-// A NaN in a hidden key's value reaches rows of the same tile: up to weights_by_key as far as the tile
-// of keys is loaded at all, then within eight keys.
+// A NaN in a hidden key's value reaches rows of the same tile: up to weights_by_key as far as the
+// tile of keys is loaded at all, then within eight keys.
 const bool registered = register_conformance(stage(Kernel::tiled, 32)) &&
                         register_conformance(stage(Kernel::thread_tile, 64)) &&
                         register_conformance(stage(Kernel::fixed_width, 64)) &&

@@ -1,6 +1,6 @@
-// The head dimension is known to the compiler: a kernel each for d up to 32, 64 and 128. Rows of the
-// tiles are filled up with zeros, so that no loop asks where a row ends, all of them can be unrolled,
-// and where a number lies is part of the instruction that loads it.
+// The head dimension is known to the compiler: a kernel each for d up to 32, 64 and 128. Rows of
+// the tiles are filled up with zeros, so that no loop asks where a row ends, and where a number
+// lies is part of the instruction that loads it.
 //
 //   a warp      16 rows of Q_i; its lanes lie in 4 rows (ty) of 8 (tx)
 //   a thread    rows ty + 4 i, keys tx + 8 j, columns tx + 8 y
@@ -11,6 +11,7 @@ namespace {
 
 constexpr int lanes = 32, warps = 4, threads = lanes * warps;
 
+// [quote shape]
 template <int D>
 struct Shape {
   static constexpr int TR = 4, TK = 8;               // rows and keys of a thread
@@ -20,6 +21,7 @@ struct Shape {
   static constexpr int row = D + 1, P_row = Bc + 8;  // padded
   static constexpr std::size_t bytes = sizeof(float) * ((Br + 2 * Bc) * row + Br * P_row);
 };
+// [end quote]
 
 // Combines the 8 lanes that share a row.
 __device__ float row_max(float x) {

@@ -1,5 +1,5 @@
-// K_j and V_j share one buffer: V_j is loaded when nobody reads K_j any more. That takes two barriers
-// more for each tile of keys, and less shared memory, so that more blocks fit an SM.
+// K_j and V_j share one buffer: V_j is loaded when nobody reads K_j any more. That takes two more
+// barriers for each tile of keys, and less shared memory, so that more blocks fit an SM.
 //
 //   a warp      16 rows of Q_i; its lanes lie in 4 rows (ty) of 8 (tx)
 //   a thread    rows ty + 4 i, keys tx + 8 j, columns tx + 8 y

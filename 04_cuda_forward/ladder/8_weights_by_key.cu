@@ -1,6 +1,6 @@
-// P lies key by key, not row by row, and a thread's rows are neighbours, four by four. So the weights
-// that a thread has for a key go to shared memory as one float4 or two, and come back as many: eight
-// numbers wait in registers for their products, no longer 32.
+// P lies key by key, not row by row, and a thread's rows are neighbours, four by four. So the
+// weights that a thread has for a key go to shared memory as one float4 or two, and come back as
+// many: eight numbers wait in registers for their products, no longer 32.
 //
 //   a warp      4 TR rows of Q_i; its lanes lie in 4 rows (ty) of 8 (tx)
 //   a thread    rows 4 ty ... 4 ty + 3, and four more 16 rows below where TR is 8;

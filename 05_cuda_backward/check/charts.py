@@ -28,7 +28,7 @@ def charts(r: Results) -> list[Chart | Table]:
                   subtitle=f"{r.context['device']} · f32 · FLOPs: 10 d per visible (query, key) pair, for five "
                            "products",
                   see="Two kernels compute seven products where five count, so the lower dashes are their limit; what "
-                      "stores P computes five, and pays in the next chart.")
+                      "stores P computes four, and pays in the next chart.")
 
     def gib(label: str, variant: str, role: str, d: int) -> Line:
         points = []
@@ -65,6 +65,6 @@ def charts(r: Results) -> list[Chart | Table]:
                                     for v in ("with_dq", "in_loop", "atomic"))])
     return [speed, memory,
             Table("speed", ["d", "mask", "N", "forward (04), ms", "backward, ms", "both, ms", "backward / forward",
-                            "a step: than storing P", "backward: than PyTorch memory-efficient",
-                            "than PyTorch math"], passes),
+                            "a step: as fast as storing P", "backward: as PyTorch memory-efficient",
+                            "as PyTorch math"], passes),
             Table("delta", ["d", "N", "own kernel (ms)", "time with_dq", "time in_loop", "time atomic"], delta)]

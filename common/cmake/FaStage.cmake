@@ -4,6 +4,7 @@
 #   LESSON   files of the lesson, the ones a reader rewrites
 #   SOURCES  other files, entry.cpp
 #   PROGRAMS files with a main() of their own; for a CUDA stage. A README.md beside them may quote what they print.
+#   TABLES   files with a main() that print what the chapter quotes; run on the CPU, with the stage and the judge
 #   PREVIOUS ids of stages that this one's tests and benchmark compare with)
 #
 # Expects check/test.cpp, check/bench.cpp and check/mutants.txt. Makes, for stage 01:
@@ -25,7 +26,7 @@ set(FA_MARKS_TOOL ${PROJECT_SOURCE_DIR}/common/practice/marks.py)
 add_custom_target(tested)  # all that tests need, but neither benchmarks nor mutants
 
 function(fa_add_stage id name)
-  cmake_parse_arguments(S "CUDA;THREADS" "" "LESSON;SOURCES;PREVIOUS;PROGRAMS" ${ARGN})
+  cmake_parse_arguments(S "CUDA;THREADS" "" "LESSON;SOURCES;PREVIOUS;PROGRAMS;TABLES" ${ARGN})
   set(stage stage${id})
   set(dir ${CMAKE_CURRENT_SOURCE_DIR})
   set(previous ${S_PREVIOUS})
@@ -46,6 +47,7 @@ function(fa_add_stage id name)
 
   fa_previous(on_cpu)
   fa_stage_variant(${stage} ${stage}_on_cpu ${stage}.on_cpu on_cpu)
+  fa_stage_tables(${stage})
   fa_stage_mutants(${stage} ${stage}_on_cpu on_cpu)
   fa_stage_skeletons(${stage} ${stage}_on_cpu on_cpu)
   fa_stage_practice(${id} ${stage}_on_cpu on_cpu "")
@@ -169,6 +171,23 @@ function(fa_stage_variant stage library prefix variant)
     add_dependencies(${stage}_tested ${library}_tests)
     fa_discover(${library}_tests ${prefix} ${stage} 300)
   endif()
+endfunction()
+
+function(fa_stage_tables stage)
+  if(FA_SANITIZE OR NOT BUILD_TESTING)
+    return()  # the same in every build
+  endif()
+  foreach(file IN LISTS S_TABLES)
+    get_filename_component(stem ${file} NAME_WE)
+    set(program ${stage}_on_cpu_${stem})
+    add_executable(${program} ${file})
+    set_target_properties(${program} PROPERTIES OUTPUT_NAME ${stem}_on_cpu)
+    target_link_libraries(${program} PRIVATE ${stage}_on_cpu fa_judge fa_warnings)
+    add_dependencies(${stage}_tested ${program})
+    add_test(NAME ${stage}.on_cpu.table.${stem} COMMAND ${Python3_EXECUTABLE}
+      ${PROJECT_SOURCE_DIR}/common/tests/quoted.py $<TARGET_FILE:${program}> ${dir}/README.md)
+    set_tests_properties(${stage}.on_cpu.table.${stem} PROPERTIES LABELS ${stage} TIMEOUT 60)
+  endforeach()
 endfunction()
 
 # The tests of a program as PREFIX.*

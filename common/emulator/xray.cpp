@@ -17,6 +17,8 @@
 #include <unordered_map>
 #include <utility>
 
+#include "common/emulator/xray_picture.hpp"
+
 // As in cuda_on_cpu.cpp: what `__shared__` names.
 extern char static_begin[] asm("__start_fa_shared") __attribute__((weak));
 extern char static_end[] asm("__stop_fa_shared") __attribute__((weak));
@@ -69,14 +71,13 @@ std::vector<std::pair<const char*, Launch>> launches;  // by kernel, in the orde
 struct Reads {
   std::array<std::uint64_t, max_warps> global{}, shared{};
 };
-std::map<std::tuple<std::string, int, std::int64_t>, Reads> reads;  // by kernel, tensor, row
-// Numbers that the block has computed: who wrote them and who read them.
-struct Computed {
-  std::array<std::array<std::uint64_t, max_warps>, max_warps> read{};
-};
-std::map<std::string, Computed> computed;
+// By kernel, tensor and row, and then by phase (emulator::Position). Numbers that the block has
+// computed are rows of `computed`, one for each warp that wrote them.
+std::map<std::tuple<std::string, int, std::int64_t>, std::map<std::uint64_t, Reads>> reads;
+constexpr int computed = -1, unknown = -2;
 std::unordered_map<const char*, unsigned> writer;
 std::set<std::pair<int, std::int64_t>> fetched;  // rows of tensors
+std::uint64_t ways_phase = 0;                    // of what is being counted
 
 // ---- one access of a warp ----
 
@@ -85,7 +86,7 @@ struct Access {
   unsigned lane, warp;
   int array;
   const char* address;
-  int tensor;        // whose number it is, -1 if it was computed, -2 if nobody asks
+  int tensor;        // whose number it is: computed, or unknown if nobody asks
   std::int64_t row;  // of the tensor, or the warp that computed it
 };
 
@@ -156,15 +157,11 @@ void serve(const Access* first, const Access* end) {
   // A number that several lanes read at once is read once.
   std::vector<const char*> seen;
   for (const Access* a = first; a != end; ++a) {
-    if (a->tensor == -2 || std::find(seen.begin(), seen.end(), a->address) != seen.end()) continue;
+    if (a->tensor == unknown || std::find(seen.begin(), seen.end(), a->address) != seen.end())
+      continue;
     seen.push_back(a->address);
-    const unsigned numbers = std::max(a->site->bytes / 4, 1u);
-    if (a->tensor == -1) {
-      computed[a->site->kernel].read[std::size_t(a->row)][a->warp] += numbers;
-    } else {
-      Reads& r = reads[{a->site->kernel, a->tensor, a->row}];
-      (shared ? r.shared : r.global)[a->warp] += numbers;
-    }
+    Reads& r = reads[{a->site->kernel, a->tensor, a->row}][ways_phase];
+    (shared ? r.shared : r.global)[a->warp] += std::max(a->site->bytes / 4, 1u);
   }
 }
 
@@ -177,7 +174,6 @@ struct Step {
   auto place() const { return std::pair(waits, code); }
 };
 std::vector<Step> ways[max_threads];
-std::uint64_t ways_phase = 0;
 
 // Lanes that part come together again as on a GPU: those whose next step stands first in the code
 // go on, and the others wait for them. So a lane that has left a loop waits behind it.
@@ -228,7 +224,7 @@ void note_origin(Access& a) {
   const bool first_block = blockIdx.x == 0 && blockIdx.y == 0 && blockIdx.z == 0;
   const auto& all = arrays();
   const Array& array = all[std::size_t(a.array)];
-  a.tensor = -2;
+  a.tensor = unknown;
   if (!first_block || a.site->bytes < 4) return;
   if (array.shared && a.site->op != Op::read) {
     for (unsigned i = 0; i < a.site->bytes; i += 4) writer[a.address + i] = a.warp;
@@ -252,7 +248,7 @@ void note_origin(Access& a) {
     a.tensor = int(t);
     return;
   }
-  a.tensor = -1;
+  a.tensor = computed;
   a.row = writer[a.address];
 }
 
@@ -273,7 +269,7 @@ void note(const void* memory, unsigned bytes, Op op, void* caller) {
                            std::to_string(blockDim.x * blockDim.y * blockDim.z)}});
   }
   auto& way = way_of(now);  // before what this thread does now
-  Access a{&found->second, now.thread % lanes, now.thread / lanes, array, address, -2, 0};
+  Access a{&found->second, now.thread % lanes, now.thread / lanes, array, address, unknown, 0};
   note_origin(a);
   way.push_back({now.waits, code, a});
 }
@@ -509,8 +505,33 @@ void print_sums(const std::string& kernel, const std::map<Row, Total>& rows) {
   }
 }
 
-// The map of block 0: a band of rows of a tensor in a line, how often each of its numbers was read,
-// by each warp. Neighbouring bands that look the same share a line.
+// ---- the map of block 0 ----
+
+// Rows [from, to) of a tensor, or what one warp has computed, in some of the phases.
+Reads reads_of(const std::string& kernel, int tensor, std::int64_t from, std::int64_t to,
+               std::uint64_t first = 0, std::uint64_t last = UINT64_MAX) {
+  Reads sum;
+  for (auto row = reads.lower_bound({kernel, tensor, from});
+       row != reads.end() && row->first < std::tuple(kernel, tensor, to); ++row)
+    for (auto at = row->second.lower_bound(first); at != row->second.end() && at->first <= last;
+         ++at)
+      for (unsigned w = 0; w < max_warps; ++w) {
+        sum.global[w] += at->second.global[w];
+        sum.shared[w] += at->second.shared[w];
+      }
+  return sum;
+}
+
+// The rows of a tensor from the first to behind the last that was read; (0, 0) if none was.
+std::pair<std::int64_t, std::int64_t> rows_read(const std::string& kernel, int tensor) {
+  const auto first = reads.lower_bound({kernel, tensor, 0}),
+             end = reads.lower_bound({kernel, tensor + 1, 0});
+  if (first == end) return {0, 0};
+  return {std::get<2>(first->first), std::get<2>(std::prev(end)->first) + 1};
+}
+
+// A band of rows of a tensor in a line, how often each of its numbers was read, by each warp.
+// Neighbouring bands that look the same share a line.
 void print_map(const std::string& kernel, unsigned warps) {
   constexpr std::int64_t bands = 16;
   constexpr double noise = 0.05;  // a computed number may look like one of a tensor
@@ -532,21 +553,13 @@ void print_map(const std::string& kernel, unsigned warps) {
   print_line(blanks + names + "    " + names);
   for (int t = 0; t < int(arrays().size()); ++t) {
     const Array& array = arrays()[std::size_t(t)];
-    const auto of = [&](std::int64_t row) { return reads.find({kernel, t, row}); };
-    std::int64_t first = 0, end = array.rows;
-    while (first < end && of(first) == reads.end()) ++first;
-    while (end > first && of(end - 1) == reads.end()) --end;
+    const auto [first, end] = rows_read(kernel, t);
     const std::int64_t step = (end - first + bands - 1) / bands;
     std::string before;
     std::int64_t before_from = first;
     for (std::int64_t from = first; from < end + step; from += step) {
-      Reads sum;
       const std::int64_t to = std::min(from + step, end);
-      for (std::int64_t row = from; row < to; ++row)
-        for (unsigned w = 0; of(row) != reads.end() && w < warps; ++w) {
-          sum.global[w] += of(row)->second.global[w];
-          sum.shared[w] += of(row)->second.shared[w];
-        }
+      const Reads sum = reads_of(kernel, t, from, to);
       const double numbers = double((to - from) * array.cols);
       const std::string text = cells(sum.global, numbers) + "    " + cells(sum.shared, numbers);
       if (from < end && text == before) continue;
@@ -557,18 +570,53 @@ void print_map(const std::string& kernel, unsigned warps) {
       before_from = from;
     }
   }
-  const auto found = computed.find(kernel);
-  if (found == computed.end()) return;
+  if (rows_read(kernel, computed).second == 0) return;
   print_line("block 0: computed numbers, put into shared memory and read there");
   print_line("  " + left("read by", 15) + names);
   for (unsigned from = 0; from < warps; ++from) {
+    const Reads sum = reads_of(kernel, computed, from, from + 1);
     std::string text = "  " + left("written by w" + std::to_string(from), 15);
-    for (unsigned w = 0; w < warps; ++w) {
-      const std::uint64_t n = found->second.read[from][w];
-      text += right(n ? std::to_string(n) : ".", 7);
-    }
+    for (unsigned w = 0; w < warps; ++w)
+      text += right(sum.shared[w] ? std::to_string(sum.shared[w]) : ".", 7);
     print_line(text);
   }
+}
+
+// The same for the picture: a column for each phase.
+KernelMap map_of(const std::string& kernel, const std::string& title, unsigned warps) {
+  constexpr std::int64_t most_bands = 64;
+  const auto begin = reads.lower_bound({kernel, computed, 0}),
+             end = reads.lower_bound({kernel, int(arrays().size()), 0});
+  std::uint64_t first_phase = UINT64_MAX, last_phase = 0;
+  for (auto row = begin; row != end; ++row) {
+    first_phase = std::min(first_phase, row->second.begin()->first);
+    last_phase = std::max(last_phase, row->second.rbegin()->first);
+  }
+  KernelMap map{title, {}};
+  const auto add = [&](int tensor, std::int64_t first, std::int64_t last, std::int64_t cols,
+                       const Panel& empty) {
+    const std::int64_t rows = (last - first + most_bands - 1) / most_bands;  // of a band
+    Panel panel = empty;
+    panel.heat.resize(warps);
+    for (std::int64_t from = first; from < last; from += rows) {
+      for (auto& warp : panel.heat) warp.emplace_back();
+      for (std::uint64_t phase = first_phase; phase <= last_phase; ++phase) {
+        const Reads sum = reads_of(kernel, tensor, from, from + rows, phase, phase);
+        const double numbers = double((std::min(from + rows, last) - from) * cols);
+        for (unsigned w = 0; w < warps; ++w)
+          panel.heat[w].back().push_back(
+              {double(sum.global[w]) / numbers, double(sum.shared[w]) / numbers});
+      }
+    }
+    map.panels.push_back(panel);
+  };
+  for (int t = 0; t < int(arrays().size()); ++t)
+    if (const auto [first, last] = rows_read(kernel, t); last > 0)
+      add(t, first, last, arrays()[std::size_t(t)].cols,
+          {arrays()[std::size_t(t)].name, std::to_string(first), std::to_string(last - 1), {}});
+  if (rows_read(kernel, computed).second > 0)
+    add(computed, 0, warps, 1, {"computed", "by w0", "by w" + std::to_string(warps - 1), {}});
+  return map;
 }
 
 }  // namespace
@@ -584,18 +632,30 @@ void begin(const char* path) {
   name_shared_arrays();
 }
 
-void report(const std::string& problem, bool csv) {
+void report(const std::string& problem, bool csv, const std::string& picture) {
   follow_all();
   const auto all = all_rows();
-  if (csv) return print_csv(all);
+  if (csv) print_csv(all);
+  std::vector<KernelMap> maps;
   for (const auto& [kernel, launch] : launches) {
-    std::printf("%s: %s; %s blocks of %s threads\n", kernel, problem.c_str(), launch.blocks.c_str(),
+    const std::string title = kernel + (": " + problem);
+    const unsigned warps = unsigned(std::atoi(launch.threads.c_str()) + 31) / 32;
+    if (!picture.empty())
+      maps.push_back(
+          map_of(kernel, std::filesystem::path(program).filename().string() + ", " + title, warps));
+    if (csv) continue;
+    std::printf("%s; %s blocks of %s threads\n", title.c_str(), launch.blocks.c_str(),
                 launch.threads.c_str());
     print_lines(kernel, all);
     print_sums(kernel, all);
-    print_map(kernel, unsigned(std::atoi(launch.threads.c_str()) + 31) / 32);
+    print_map(kernel, warps);
     std::printf("\n");
   }
+  if (picture.empty()) return;
+  std::ofstream file(picture);
+  file << svg(maps);
+  file.close();
+  if (!file) throw std::runtime_error("cannot write " + picture);
 }
 
 }  // namespace fa::xray

@@ -23,11 +23,12 @@ void begin(const char* program);
 // A tensor in device memory, rows of `cols` floats without gaps, the numbers from `first` on.
 void tensor(const char* name, const float* data, std::int64_t rows, std::int64_t cols,
             std::uint32_t first);
-void report(const std::string& problem, bool csv);
+// `picture`: an SVG file to write, or empty.
+void report(const std::string& problem, bool csv, const std::string& picture);
 #else
 inline void begin(const char*) {}
 inline void tensor(const char*, const float*, std::int64_t, std::int64_t, std::uint32_t) {}
-inline void report(const std::string&, bool) {}
+inline void report(const std::string&, bool, const std::string&) {}
 #endif
 
 // Number k of 2^24, no two alike, of magnitude 1 to 2: found in shared memory it says where it
@@ -65,10 +66,11 @@ class Tensor {
   DeviceMemory memory_;
 };
 
-// What is to be looked at: --n N --d D --causal --csv. Bad arguments end the program.
+// What is to be looked at: --n N --d D --causal --csv --svg FILE. Bad arguments end the program.
 struct Arguments {
   std::int64_t N = 256, d = 64;
   bool causal = false, csv = false;
+  std::string svg;
 
   Arguments(int argc, char** argv) {
     for (int i = 1; i < argc; ++i) {
@@ -77,12 +79,14 @@ struct Arguments {
         causal = true;
       else if (word == "--csv")
         csv = true;
+      else if (word == "--svg" && i + 1 < argc)
+        svg = argv[++i];
       else if (word == "--n")
         N = value(argv[++i], "--n", 4096);
       else if (word == "--d")
         d = value(argv[++i], "--d", 128);
       else
-        refuse("no option '" + word + "'; there are --n N, --d D, --causal and --csv");
+        refuse("no option '" + word + "'; there are --n N, --d D, --causal, --csv and --svg FILE");
     }
   }
   Problem problem() const {
@@ -121,7 +125,7 @@ int run(int argc, char** argv, F f) {
     f(arguments);
     FA_CUDA_CHECK(cudaDeviceSynchronize());
     FA_CUDA_CHECK(cudaGetLastError());
-    report(arguments.name(), arguments.csv);
+    report(arguments.name(), arguments.csv, arguments.svg);
   } catch (const std::exception& e) {
     std::fprintf(stderr, "xray: %s\n", e.what());
     return 1;

@@ -48,9 +48,9 @@ def long_lines() -> list[str]:
 
 
 def stale_pictures() -> list[str]:
-    """A picture of docs/, a warm-up, a ladder or fast/ that is not what the program beside it draws."""
+    """A picture of docs/, 05, a warm-up, a ladder or fast/ that is not what the program beside it draws."""
     stale = []
-    places = ("docs", "0?_*/warmup", "0?_*/ladder", "0?_*/fast")
+    places = ("docs", "05_*", "0?_*/warmup", "0?_*/ladder", "0?_*/fast")
     for program in sorted(program for place in places for program in ROOT.glob(f"{place}/pictures/*.py")):
         spec = importlib.util.spec_from_file_location(program.stem, program)
         assert spec and spec.loader
@@ -60,6 +60,17 @@ def stale_pictures() -> list[str]:
             if not picture.exists() or picture.read_text(encoding="utf-8") != drawn:
                 stale.append(f"{picture.relative_to(ROOT)}: not what {program.relative_to(ROOT)} draws; run it")
     return stale
+
+
+def large_steps(ladder: Path) -> Iterator[str]:
+    """Rungs of stage 04 that change more than 60 lines of code, by the figures of its map, which said.py checks."""
+    page = (ladder / "README.md").read_text(encoding="utf-8")
+    steps = re.findall(r'(\d+)<!-- = added\("[^"]+", "([^"]+)", code=1\) -->', page)
+    yield from (f"{ladder.name}/{name}: {count} lines of code are new, more than 60"
+                for count, name in steps if int(count) > 60)
+    told = {Path(name).name for _, name in steps}
+    yield from (f"{ladder.name}/{file.name}: README.md does not say how many lines are new"
+                for file in sorted(ladder.glob("*.cu")) if file.name not in told)
 
 
 def words(chapter: str) -> int:
@@ -73,6 +84,7 @@ def words(chapter: str) -> int:
 
 def main() -> int:
     problems = [problem for page in pages() for problem in broken_links(page)] + long_lines() + stale_pictures()
+    problems += large_steps(ROOT / "04_cuda_forward" / "ladder")
     for cmake in sorted(ROOT.glob("0?_*/CMakeLists.txt")):
         stage = cmake.parent
         for tool, *args in (("practice/marks.py", stage), ("judge/mutants.py", stage / "check" / "mutants.txt", stage)):

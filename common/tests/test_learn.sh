@@ -47,16 +47,18 @@ expect 0 "usage: ./learn progress" ./learn progress --help
 expect 2 "doctor takes no arguments" ./learn doctor now
 expect 2 "see takes at most one number, for example: ./learn see 200" ./learn see 1 2
 expect 2 "see 02 takes at most one number, for example: ./learn see 02 3" ./learn see 02 1 2
-expect 2 "stage 06 has nothing to see yet; there are 00 01 02" ./learn see 06
+expect 2 "stage 06 has nothing to see yet; there are 00 01 02 03 04 05" ./learn see 06
 expect 2 "unknown stage '07'" ./learn see 07
 expect 3 "no C++ compiler" env CXX=no-such-compiler ./learn see
 expect 2 "xray needs a stage first, for example: ./learn xray 01" ./learn xray
 expect 2 "stage 03 has no kernels that run on the CPU; there are 04 and 05" ./learn xray 03
 expect 2 "no kernel 'fast' in 04_cuda_forward; there are register_tiled tiled" ./learn xray 04 fast
-expect 2 "no kernel 'stored' in 05_cuda_backward; there are dkv atomic delta dq" ./learn xray 5 stored
+expect 2 "no kernel 'stored' in 05_cuda_backward; there are dkv atomic delta dq fast_dkv fast_atomic fast_dq" ./learn xray 5 stored
 expect 2 "xray takes one kernel at a time" ./learn xray 04 tiled register_tiled
 expect 2 "xray has no option '--gpu'; usage: ./learn xray NN [mine] [KERNEL]" ./learn xray 04 tiled --gpu
 expect 2 "--n needs a value" ./learn xray 04 tiled --n
+expect 2 "--svg needs a value" ./learn xray 04 tiled --svg
+expect 2 "--svg draws one kernel; name it: delta dq" ./learn xray 05 --svg two.svg
 expect 0 "usage: ./learn xray NN" ./learn xray 04 --help
 expect 3 "no C++ compiler" env CXX=no-such-compiler ./learn xray 04 tiled
 [ "$(./learn help | head -n 1)" = "usage: ./learn COMMAND" ] || { echo "FAILED: help"; failures=$((failures + 1)); }

@@ -28,6 +28,12 @@ class Quoted(unittest.TestCase):
         self.assertIn("one\nthree\n", changed.stdout)
         self.assertIn("README.md quotes instead:\none\ntwo\n", changed.stderr)
 
+    def test_what_is_rounding_need_only_be_near(self) -> None:
+        page = PAGE.replace("one\n", "one   ~0.04  ~3e-07\n")
+        for printed, code in (("~0.04  ~3e-07", 0), ("~0.025 ~5e-07", 0), ("~0.1   ~3e-07", 1), ("~0.04  ~1e-07", 1),
+                              ("~0.04  ~0", 1), ("0.04   ~3e-07", 1)):
+            self.assertEqual(self.run_with(f"echo 'one   {printed}'; echo two", page).returncode, code, printed)
+
     def test_a_mark_needs_its_block(self) -> None:
         broken = self.run_with("echo one; echo two", PAGE.replace("<!-- end -->", ""))
         self.assertEqual((broken.returncode, "behind each mark" in broken.stderr), (1, True))

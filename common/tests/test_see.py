@@ -19,6 +19,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([ROOT / "README.md", *ROOT.glob("docs/*.md"), *ROOT.glob("0?_*/README.md"), *ROOT.glob("0?_*/*/*.md")])
+STAGES = sorted(program.parents[1].name[:2] for program in ROOT.glob("0?_*/check/see.cpp"))
 QUOTATION = re.compile(r"^<!-- (?P<words>(?:see|xray)\b[^>]*) -->\n```text\n(?P<quoted>.*?)^```\n<!-- end -->$", re.M | re.S)
 
 
@@ -73,11 +74,14 @@ class Arguments(unittest.TestCase):
         self.assertEqual(printed("see 00 7"), printed("see 7"))
         self.assertEqual(printed("see 01"), printed("see 200"))
         self.assertIn("Q[3][0] = 7", printed("see 7"))
-        self.assertNotEqual(printed("see 02 0"), printed("see 02 3"))
-        self.assertEqual(printed("see 02"), printed("see 02 3"))
+        for stage in STAGES:
+            with self.subTest(stage):
+                self.assertNotEqual(printed(f"see {stage} 0"), printed(f"see {stage} 3"))
+                self.assertEqual(printed(f"see {stage}"), printed(f"see {stage} 3"))
 
     def test_a_wrong_one_is_refused_in_a_line(self) -> None:
-        for words in (["x"], ["00", "x"], ["02", "4"], ["02", "-1"], ["02", "x"], ["02", "1.5"], ["02", ""]):
+        for words in (["x"], ["00", "x"], ["02", "-1"], ["02", "x"], ["02", "1.5"], ["02", ""],
+                      *([stage, "4"] for stage in STAGES)):
             with self.subTest(words):
                 done = learn("see", *words)
                 self.assertEqual(done.returncode, 2)

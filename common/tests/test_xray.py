@@ -13,6 +13,7 @@ import tempfile
 import unittest
 from collections import Counter
 from pathlib import Path
+from xml.etree import ElementTree
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "04_cuda_forward/check"))
@@ -21,6 +22,7 @@ import xray_ncu  # noqa: E402
 
 PATTERNS = "common/tests/xray_patterns.cpp"
 SAID = re.compile(r"// (read|write|add) (\w+): (\d+) (\d+) (\d+) (\d+)$")
+COLOURS = {"#0072B2": "global", "#D55E00": "shared"}
 COUNTED = ("times", "lanes", "took", "least")
 
 
@@ -58,9 +60,6 @@ class Counts(unittest.TestCase):
                 shutil.copy(source, cls.root / name)
         (cls.root / "04_cuda_forward/mine").mkdir()
 
-    def write_mine(self, text: str) -> None:
-        (self.root / "04_cuda_forward/mine/tiled.cu").write_text(text, encoding="utf-8")
-
     def test_each_line_takes_what_its_comment_says(self) -> None:
         compiler = os.environ.get("CXX", "c++")
         self.assertEqual(learn(self.root, "04", "tiled", "--n", "64").returncode, 0)  # leaves what looks at kernels
@@ -90,7 +89,7 @@ class Counts(unittest.TestCase):
     def test_a_missing_pad_is_found_in_the_readers_kernel_and_not_in_the_lesson(self) -> None:
         text = (ROOT / "04_cuda_forward/tiled.cu").read_text(encoding="utf-8")
         self.assertIn("pad = 1", text)
-        self.write_mine(text.replace("pad = 1", "pad = 0"))
+        (self.root / "04_cuda_forward/mine/tiled.cu").write_text(text.replace("pad = 1", "pad = 0"), encoding="utf-8")
         lesson, mine = self.shared_reads("04", "tiled", "--n", "64"), self.shared_reads("04", "mine", "--n", "64")
         self.assertEqual(lesson["took"], lesson["times"])
         self.assertEqual(mine["times"], lesson["times"])
@@ -105,10 +104,37 @@ class Counts(unittest.TestCase):
                             (["--d", "129"], "--d is a number from 1 to 128, got '129'")):
             done = learn(self.root, "04", "tiled", *words)
             self.assertEqual((done.returncode, done.stderr.splitlines()[-1]), (2, f"xray: {said}"))
-        self.write_mine("void launch_tiled(")
-        done = learn(self.root, "04", "mine", "tiled")
+        done = learn(self.root, "04", "tiled", "--svg", str(self.root / "no/folder.svg"))
         self.assertEqual(done.returncode, 1)
-        self.assertIn("04_cuda_forward/mine/tiled.cu does not compile", done.stderr.splitlines()[-1])
+        self.assertEqual(done.stderr.splitlines()[-1], f"xray: cannot write {self.root}/no/folder.svg")
+        (self.root / "04_cuda_forward/mine/other.cu").write_text("void launch_other(\n", encoding="utf-8")
+        done = learn(self.root, "04", "mine", "other")
+        self.assertEqual(done.returncode, 1)
+        self.assertIn("04_cuda_forward/mine/other.cu does not compile", done.stderr.splitlines()[-1])
+
+    def test_the_picture_shows_who_reads_what_and_when(self) -> None:
+        picture = self.root / "build/tiled.svg"
+        done = subprocess.run([self.root / "learn", "xray", "04", "tiled", "--n", "128", "--svg", "tiled.svg"], check=False,
+                              cwd=picture.parent, capture_output=True, text=True, timeout=100)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        drawn = picture.read_text(encoding="utf-8")
+        boxes: dict[str, list[dict[str, float]]] = {}
+        for panel in ElementTree.fromstring(drawn).iter("{http://www.w3.org/2000/svg}g"):
+            for box in panel[:-1]:  # the last is the frame
+                where = {name: float(box.attrib[name]) for name in ("x", "y", "width", "height")}
+                boxes.setdefault(f"{panel.attrib['class']} {COLOURS[box.attrib['fill']]}", []).append(where)
+        warps = range(4)
+        fetched = Counter(box["y"] for w in warps for box in boxes[f"K w{w} global"])
+        self.assertEqual((len(fetched), set(fetched.values())), (64, {2}))  # of each two rows two warps have one
+        for w in warps:
+            tiles = boxes[f"K w{w} shared"]  # and all of it is read by every warp, a tile after the other
+            self.assertEqual([box["height"] for box in tiles], [24] * 4)
+            self.assertEqual(tiles, sorted(tiles, key=lambda box: (box["x"], box["y"])))
+            self.assertLess(boxes[f"K w{w} global"][0]["x"], tiles[0]["x"])
+            self.assertEqual({box["height"] for box in boxes[f"Q w{w} shared"]}, {24})  # four rows of sixteen
+        self.assertEqual(len({boxes[f"Q w{w} shared"][0]["y"] for w in warps}), 4)
+        # Drawn anew: ./learn xray 04 tiled --n 128 --svg docs/pictures/xray_tiled.svg
+        self.assertEqual((ROOT / "docs/pictures/xray_tiled.svg").read_text(encoding="utf-8"), drawn)
 
 
 class Ncu(unittest.TestCase):

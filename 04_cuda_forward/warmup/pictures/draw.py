@@ -39,6 +39,9 @@ class Picture:
         self.parts.append(f'<rect x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}" rx="{rounded:g}" '
                           f'fill="{colour}" fill-opacity="{opacity:g}" stroke="{colour}" stroke-opacity="0.7"/>')
 
+    def line(self, x1: float, y1: float, x2: float, y2: float) -> None:
+        self.parts.append(f'<path d="M{x1:g} {y1:g} L{x2:g} {y2:g}" stroke="{FAINT}" stroke-opacity="0.5"/>')
+
     def arrow(self, x1: float, x2: float, y: float) -> None:
         """To the right and back."""
         self.parts.append(f'<path d="M{x1:g} {y:g} H{x2:g} M{x1 + 7:g} {y - 5:g} L{x1:g} {y:g} L{x1 + 7:g} {y + 5:g} '

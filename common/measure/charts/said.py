@@ -20,7 +20,8 @@ Counted:
     lines(FILE)                  of a file, beside the page or else from the root
     line(FILE, TEXT)             where the one line that holds TEXT stands
     files(PATTERN)               that fit, from the root
-    removed(A, B) added(A, B)    the lines that `diff A B` takes out and puts in; with space=0, `diff -w`
+    removed(A, B) added(A, B)    the lines that `diff A B` takes out and puts in; with space=0, `diff -w`; with code=1
+                                 `diff -w` of what is neither a comment nor a blank line
 
 The stage is the page's own; `<!-- =03 percent(fast, N=4096, d=64) -->` names another one. If several machines are
 recorded, `<!-- =03/amd-epyc-avx512-2c ... -->` names one. A figure in a code block has its mark above the block, with
@@ -43,6 +44,7 @@ import operator
 import re
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -53,7 +55,7 @@ sys.path[:0] = [str(Path(__file__).resolve().parent), str(Path(__file__).resolve
 
 from mutants import parse  # noqa: E402
 from results import BadResults, Results, load, recorded, write_whole  # noqa: E402
-from source import Bad  # noqa: E402
+from source import Bad, bare  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[3]
 WORDS = "zero one two three four five six seven eight nine ten eleven twelve".split()
@@ -175,9 +177,15 @@ def tests(stage: Path, build: Path | None) -> int:
     return len(names)
 
 
-def changed(a: Path, b: Path, space: bool) -> tuple[int, int]:
-    done = subprocess.run(["diff", *([] if space else ["-w"]), str(a), str(b)], capture_output=True, text=True,
-                          check=False)
+def changed(a: Path, b: Path, space: bool, code: bool) -> tuple[int, int]:
+    with tempfile.TemporaryDirectory() as folder:
+        files = [a, b]
+        for i, file in enumerate(files if code else []):
+            lines = bare(file.read_text(encoding="utf-8"), literals=True).splitlines()
+            files[i] = Path(folder, str(i))
+            files[i].write_text("".join(f"{line}\n" for line in lines if line.strip()), encoding="utf-8")
+        done = subprocess.run(["diff", *([] if space else ["-w"]), *map(str, files)], capture_output=True, text=True,
+                              check=False)
     if done.returncode > 1:
         raise BadMark(done.stderr.strip())
     return tuple(sum(line.startswith(sign) for line in done.stdout.splitlines()) for sign in "<>")  # type: ignore
@@ -239,7 +247,8 @@ class Page:
                 raise BadMark(f"{len(at)} lines of {words[0]} hold '{words[1]}'")
             return at[0]
         if name in ("removed", "added") and len(words) == 2:
-            return changed(self.file(words[0]), self.file(words[1]), keys != {"space": 0})[name == "added"]
+            files, code = [self.file(word) for word in words], keys == {"code": 1}
+            return changed(*files, space=not code and keys != {"space": 0}, code=code)[name == "added"]
         if name == "noted" and len(words) == 3:
             file, begin, column = words
             found = [line[len(str(begin)):].split() for line in self.file(file).read_text(encoding="utf-8").splitlines()

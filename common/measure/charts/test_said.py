@@ -65,7 +65,8 @@ class Small(InFolder):
         (self.page.parent / "check").mkdir()
         (self.page.parent / "check" / "mutants.txt").write_text(
             "a: x.cpp\nsymptom: s\n- x\nkills: S.T\n\nb: x.cpp\nsymptom: s\n- y\nkills: S.T\n")
-        for name, text in (("x.cpp", "a\nb\nc\n"), ("y.cpp", "a\nB\n  c\nd\n"), ("note.txt", "N 1   7.0  1.25x\n")):
+        for name, text in (("x.cpp", "a\nb\nc\n"), ("y.cpp", "a\nB\n  c\nd\n"),
+                           ("w.cu", "a  // one\n\n// two\n  b\nc\nd\n"), ("note.txt", "N 1   7.0  1.25x\n")):
             (self.page.parent / name).write_text(text)
 
     def check(self, text: str, *words: str, place: str = "01_new/README.md") -> tuple[int, str]:
@@ -80,7 +81,8 @@ class Small(InFolder):
              "counter(roof, old, N=1) / 1e9": "4", "mutants()": "two", 'lines("x.cpp")': "3",
              'files("01_new/*.cpp")': "two", 'line("x.cpp", "b") - 1': "1",
              'removed("x.cpp", "y.cpp")': "2", 'added("x.cpp", "y.cpp")': "3",
-             'added("x.cpp", "y.cpp", space=0)': "2", 'noted("01_new/note.txt", "N 1", 2)': "1.25",
+             'added("x.cpp", "y.cpp", space=0)': "2", 'added("x.cpp", "w.cu", code=1)': "1",
+             'noted("01_new/note.txt", "N 1", 2)': "1.25",
              "4 * 65536 / 2": "131,072", "(1 + 2) * 0.5": "1.5"}
 
     def test_all_words(self) -> None:
