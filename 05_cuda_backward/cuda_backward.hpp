@@ -73,7 +73,7 @@ enum class Delta {
 const char* name(Delta delta);
 
 // How much shared memory a block takes; for two_kernels and atomic. Where the GPU has not that
-// much, or the scale times log2 e is no float, the next is taken.
+// much, or Nk is no int, the next is taken.
 enum class Tiles {
   fast,    // fast/: 8 rows a thread, copies ahead; up to 226 KiB
   lesson,  // dq.cu and dkv.cu; up to 93 KiB

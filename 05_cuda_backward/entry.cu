@@ -1,7 +1,6 @@
 // From the public face to the kernels: check the arguments, choose, launch in order. All kernels of
 // a call go to one stream, so the second finds what the first has written.
 #include <algorithm>
-#include <cmath>
 #include <type_traits>
 
 #include "05_cuda_backward/cuda_backward.hpp"
@@ -74,10 +73,9 @@ void backward(const Problem& p, const Backward<T>& t, const Options& asked) {
     check_problem("cuda_backward", p, max_d);
     check_tensors("cuda_backward", p, t);
     Options options = asked;
-    // The fast kernels count keys in 32 bits, and exp(s) = 2^(s log2 e): that factor is in scale.
-    const bool fast_can = p.Nk <= 0x7fffffff - 256 &&
-                          std::isfinite(float(p.softmax_scale()) * 1.44269504f) &&
-                          fast_shared_bytes(p.d) <= shared_memory_limit();
+    // The fast kernels count keys in 32 bits.
+    const bool fast_can =
+        p.Nk <= 0x7fffffff - 256 && fast_shared_bytes(p.d) <= shared_memory_limit();
     if (options.tiles == Tiles::fast && !fast_can) options.tiles = Tiles::lesson;
     if (options.tiles == Tiles::lesson && shared_bytes(p.d, false) > shared_memory_limit())
       options.tiles = Tiles::small;

@@ -206,7 +206,7 @@ TEST_F(Gpu, ScratchIsWhatTheMethodNeeds) {
             std::string::npos);
 }
 
-// Times log2 e this scale is no float any more; with Q = 0 no score knows of it, nor does dV.
+// Times log2 e this scale would be no float any more; with Q = 0 no score knows of it, nor dV.
 TEST_F(Gpu, TheLargestScaleIsTakenToo) {
   Spec s = spec(40, 50, 16);
   s.p.scale = 1;

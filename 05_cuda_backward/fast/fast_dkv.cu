@@ -7,8 +7,8 @@
 namespace fa::cuda_backward {
 namespace {
 
-// (2) P^T = exp(scale K_j Q_i^T - L_i), 0 where row i does not see j. `scale` and L are in base 2;
-// query j of this thread sees the first seen(j) keys of the tile, or `all`.
+// (2) P^T = exp(scale K_j Q_i^T - L_i), 0 where row i does not see j. Query j of this thread
+// sees the first seen(j) keys of the tile, or `all`.
 template <bool all, class F, class Seen>
 __device__ __forceinline__ void scores_to_weights(float (&s)[8][4], const float (&L)[4],
                                                   float scale, const Seen& seen,
@@ -18,7 +18,7 @@ __device__ __forceinline__ void scores_to_weights(float (&s)[8][4], const float 
     const int n = all ? F::rows : seen(j);
 #pragma unroll
     for (int i = 0; i < 8; ++i)
-      s[i][j] = all || at.row(i) < n ? exp2_of(scale * s[i][j] - L[j]) : 0;
+      s[i][j] = all || at.row(i) < n ? exp2_of((scale * s[i][j] - L[j]) * log2_e) : 0;
   }
 }
 
@@ -139,7 +139,7 @@ __global__ void __launch_bounds__(Fast<D>::threads, Fast<D>::blocks)
       float L[4];
 #pragma unroll
       for (int j = 0; j < 4; ++j)
-        L[j] = 4 * at.tx + j < rows ? in_base_2(t.LSE[row0 + 4 * at.tx + j]) : INFINITY;
+        L[j] = 4 * at.tx + j < rows ? log_sum(t.LSE[row0 + 4 * at.tx + j]) : INFINITY;
 
       // (2) P^T = exp(scale K_j Q_i^T - L_i)
       cp_async_wait();
@@ -183,13 +183,13 @@ __global__ void __launch_bounds__(Fast<D>::threads, Fast<D>::blocks)
         ask_for_Q(dOi, h + 1, first);
       if (used) accumulate<F>(dK, Wij, Qi, at);
       if constexpr (atomic_dq)
-        add_dq<F, vectorised>(t.dQ.rows(b, h, p.Nq, d), i0, rows, all_W, most, Kj, scale / log2_e);
+        add_dq<F, vectorised>(t.dQ.rows(b, h, p.Nq, d), i0, rows, all_W, most, Kj, scale);
       float* const now = Qi;
       Qi = dOi;
       dOi = now;
     }
   }
-  store<F, vectorised>(t.dK.rows(b, hk, p.Nk, d), j0, keys, scale / log2_e, dK, at);
+  store<F, vectorised>(t.dK.rows(b, hk, p.Nk, d), j0, keys, scale, dK, at);
   store<F, vectorised>(t.dV.rows(b, hk, p.Nk, d), j0, keys, 1, dV, at);
 }
 
@@ -201,8 +201,8 @@ void launch(const Problem& p, const Backward<float>& t, float scale, const Optio
       aligned(p, t) ? fast_dkv_kernel<D, true, atomic_dq> : fast_dkv_kernel<D, false, atomic_dq>;
   allow_shared_memory(dkv, F::bytes);
   const std::int64_t blocks = p.B * p.Hkv * ((p.Nk + F::rows - 1) / F::rows);
-  FA_LAUNCH(dkv, dim3(unsigned(blocks)), dim3(F::threads), F::bytes, options.stream, p, t,
-            scale * log2_e, atomic_dq ? Delta::own_kernel : options.delta, D_rows);
+  FA_LAUNCH(dkv, dim3(unsigned(blocks)), dim3(F::threads), F::bytes, options.stream, p, t, scale,
+            atomic_dq ? Delta::own_kernel : options.delta, D_rows);
 }
 
 }  // namespace

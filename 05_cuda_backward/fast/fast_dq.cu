@@ -6,7 +6,7 @@ namespace fa::cuda_backward {
 namespace {
 
 // (2) P_ij = exp(scale Q_i K_j^T - L_i), 0 where row i does not see j;  (4) dS = P (dP - D), to s.
-// `scale` and L are in base 2; row i sees the first seen(i) columns of this thread, or `all`.
+// Row i sees the first seen(i) columns of this thread, or `all`.
 template <bool all, class Seen>
 __device__ __forceinline__ void scores_to_gradients(float (&s)[8][4], const float (&dP)[8][4],
                                                     const float (&L)[8], const float (&D)[8],
@@ -16,7 +16,7 @@ __device__ __forceinline__ void scores_to_gradients(float (&s)[8][4], const floa
     const int n = all ? 4 : seen(i);
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
-      const float P = j < n ? exp2_of(scale * s[i][j] - L[i]) : 0;
+      const float P = j < n ? exp2_of((scale * s[i][j] - L[i]) * log2_e) : 0;
       s[i][j] = all || P != 0 ? P * (dP[i][j] - D[i]) : 0;
     }
   }
@@ -64,7 +64,7 @@ __global__ void __launch_bounds__(Fast<D>::threads, Fast<D>::blocks)
 #pragma unroll
   for (int i = 0; i < 8; ++i) {
     const int r = min(at.row(i), rows - 1);
-    L[i] = in_base_2(t.LSE[rows_before + r]);
+    L[i] = log_sum(t.LSE[rows_before + r]);
     D_i[i] = deltas[r];
   }
 
@@ -98,7 +98,7 @@ __global__ void __launch_bounds__(Fast<D>::threads, Fast<D>::blocks)
     share<F>(dSij, S, at);
     accumulate<F>(dQ, dSij, Kj, at);
   }
-  store<F, vectorised>(t.dQ.rows(b, h, p.Nq, d), i0, rows, scale / log2_e, dQ, at);
+  store<F, vectorised>(t.dQ.rows(b, h, p.Nq, d), i0, rows, scale, dQ, at);
 }
 
 template <int D>
@@ -108,8 +108,8 @@ void launch(const Problem& p, const Backward<float>& t, float scale, const Optio
   const auto dq = aligned(p, t) ? fast_dq_kernel<D, true> : fast_dq_kernel<D, false>;
   allow_shared_memory(dq, F::bytes);
   const std::int64_t blocks = p.B * p.Hq * ((p.Nq + F::rows - 1) / F::rows);
-  FA_LAUNCH(dq, dim3(unsigned(blocks)), dim3(F::threads), F::bytes, options.stream, p, t,
-            scale * log2_e, options.delta, D_rows);
+  FA_LAUNCH(dq, dim3(unsigned(blocks)), dim3(F::threads), F::bytes, options.stream, p, t, scale,
+            options.delta, D_rows);
 }
 
 }  // namespace

@@ -157,8 +157,8 @@ __device__ __forceinline__ void store(const Rows<float>& X, std::int64_t first, 
   }
 }
 
-// L_i log2 e; infinity for a row without any weight, so that 2^(s - L) is 0.
-inline __device__ float in_base_2(float L) { return L == -INFINITY ? INFINITY : L * log2_e; }
+// L_i; infinity for a row without any weight, so that exp(s - L) is 0.
+inline __device__ float log_sum(float L) { return L == -INFINITY ? INFINITY : L; }
 
 // delta[r] = dO_r . O_r for r < rows, by a warp per row.
 template <class F>
