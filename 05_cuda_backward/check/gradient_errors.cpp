@@ -42,7 +42,7 @@ Spec draw(int n) {
     for (Int b = 0; b < s.p.B; ++b) s.lengths.push_back(any(1, s.p.Nk));
   if (any(0, 1)) s.layout.order = Layout::Order::BNHD;
   s.layout.gap = any(0, 1) * any(1, 4);
-  s.seed = std::uint64_t(n + 1);
+  s.seed = std::uint64_t(n) + 1;
   return s;
 }
 

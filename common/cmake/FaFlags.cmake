@@ -26,6 +26,10 @@ if(FA_ARCH STREQUAL "native")
 elseif(NOT FA_ARCH STREQUAL "portable")
   list(APPEND FA_FLAGS -march=${FA_ARCH})
 endif()
+# Clang takes as long again to make tests fast that run for a moment; the oracle stays fast (common/CMakeLists.txt).
+if(FA_SANITIZE AND CMAKE_CXX_COMPILER_ID MATCHES "Clang")
+  set(FA_COMPILED_FAST $<$<COMPILE_LANGUAGE:CXX>:-O0>)
+endif()
 # ThreadSanitizer has nothing to say of what has one thread, and takes ten times as long for it.
 set(FA_ONLY_THREADS FALSE)
 if(FA_SANITIZE MATCHES "thread")

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdlib>
+#include <iterator>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -33,7 +34,6 @@ namespace {
 constexpr unsigned without_ordering = 1;
 void* tsan_this_fiber() { return __tsan_get_current_fiber(); }
 void* tsan_new_fiber() { return __tsan_create_fiber(0); }
-void tsan_delete_fiber(void* fiber) { __tsan_destroy_fiber(fiber); }
 void tsan_switch(void* fiber) { __tsan_switch_to_fiber(fiber, without_ordering); }
 void tsan_join(void* fiber, void* scheduler) {  // there and back, with ordering
   __tsan_switch_to_fiber(fiber, 0);
@@ -46,7 +46,6 @@ void release(char* sync) { __tsan_release(sync); }
 namespace {
 void* tsan_this_fiber() { return nullptr; }
 void* tsan_new_fiber() { return nullptr; }
-void tsan_delete_fiber(void*) {}
 void tsan_switch(void*) {}
 void tsan_join(void*, void*) {}
 void acquire(char*) {}
@@ -182,6 +181,9 @@ thread_local cudaError_t last_error = cudaSuccess;
 std::map<const void*, int> allowed_shared;  // by kernel; guarded by the same mutex
 std::set<cudaStream_t> streams;             // guarded by the same mutex
 std::set<std::string> kernels;              // guarded by the same mutex
+// Of launches that came to their end, for the next, since ThreadSanitizer takes as long to make a
+// fiber as for much of what it does. Guarded by the same mutex.
+std::vector<Fiber> rested;
 
 void note(cudaStream_t stream) {
   const std::lock_guard lock(one_launch_at_a_time);
@@ -371,12 +373,19 @@ void launch(const char* kernel, const void* function, dim3 grid, dim3 block,
   Launch launch{};
   launch.kernel = kernel;
   launch.thread = &thread;
-  launch.fibers.resize(threads);
   launch.warps.resize((threads + warp_size - 1) / warp_size);
   launch.scheduler_tsan = tsan_this_fiber();
-  for (Fiber& f : launch.fibers) {
-    f.stack.reset(new char[stack_bytes]);
-    f.tsan = tsan_new_fiber();
+  while (launch.fibers.size() < threads) {
+    Fiber f;
+    if (rested.empty()) {
+      f.stack.reset(new char[stack_bytes]);
+      f.tsan = tsan_new_fiber();
+    } else {
+      f.stack = std::move(rested.back().stack);
+      f.tsan = rested.back().tsan;
+      rested.pop_back();
+    }
+    launch.fibers.push_back(std::move(f));
   }
   launch.shared_bytes = shared_bytes;
   launch.shared.reset(new char[shared_bytes + fence]);
@@ -404,7 +413,7 @@ void launch(const char* kernel, const void* function, dim3 grid, dim3 block,
         if (std::any_of(behind, behind + fence, [](char c) { return c != char(0xff); }))
           last_error = cudaErrorIllegalAddress;
       }
-  for (Fiber& f : launch.fibers) tsan_delete_fiber(f.tsan);
+  std::move(launch.fibers.begin(), launch.fibers.end(), std::back_inserter(rested));
 }
 
 std::set<cudaStream_t> take_streams() {

@@ -42,31 +42,31 @@ def counts(rows: list[dict[str, str]]) -> Counter[str]:
     return total
 
 
-def copy_of_the_tree(to: Path) -> None:
-    """With a kernel of a reader's own: K without its pad."""
-    for name in ("learn", "common/core", "common/emulator", "04_cuda_forward"):
-        source = ROOT / name
-        if source.is_dir():
-            shutil.copytree(source, to / name, ignore=shutil.ignore_patterns("mine", "hunt", "results"))
-        else:
-            shutil.copy(source, to / name)
-    (to / "04_cuda_forward/mine").mkdir()
-    text = (ROOT / "04_cuda_forward/tiled.cu").read_text(encoding="utf-8")
-    assert "pad = 1" in text
-    (to / "04_cuda_forward/mine/tiled.cu").write_text(text.replace("pad = 1", "pad = 0"), encoding="utf-8")
+class Counts(unittest.TestCase):
+    """In a copy of the tree for all tests, so that what looks at kernels is compiled once."""
 
+    root: Path
 
-class Patterns(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls) -> None:
+        folder = tempfile.TemporaryDirectory()
+        cls.addClassCleanup(folder.cleanup)
+        cls.root = Path(folder.name)
+        for name in ("learn", "common/core", "common/emulator", "04_cuda_forward"):
+            source = ROOT / name
+            if source.is_dir():
+                shutil.copytree(source, cls.root / name, ignore=shutil.ignore_patterns("mine", "hunt", "results"))
+            else:
+                shutil.copy(source, cls.root / name)
+        (cls.root / "04_cuda_forward/mine").mkdir()
+
     def test_each_line_takes_what_its_comment_says(self) -> None:
         compiler = os.environ.get("CXX", "c++")
-        with tempfile.TemporaryDirectory() as folder:
-            program = Path(folder) / "patterns"
-            subprocess.run([compiler, "@common/emulator/xray.flags", PATTERNS, "-c", "-o", f"{program}.o"],
-                           cwd=ROOT, check=True)
-            subprocess.run([compiler, "-std=c++20", "-O1", "-DFA_EMULATED", "-DFA_XRAY", "-I.", "-no-pie", "-o", program,
-                            "common/emulator/xray.cpp", "common/emulator/xray_picture.cpp", "common/emulator/cuda_on_cpu.cpp",
-                            "common/core/check.cpp", f"{program}.o"], cwd=ROOT, check=True)
-            rows = table(subprocess.run([program, "--csv"], cwd=ROOT, check=True, capture_output=True, text=True).stdout)
+        self.assertEqual(learn(self.root, "04", "tiled", "--n", "64").returncode, 0)  # leaves what looks at kernels
+        program = self.root / "patterns"
+        subprocess.run([compiler, "@common/emulator/xray.flags", PATTERNS, "-c", "-o", f"{program}.o"], cwd=ROOT, check=True)
+        subprocess.run([compiler, "-no-pie", "-o", program, self.root / "build/xray/looks.o", f"{program}.o"], check=True)
+        rows = table(subprocess.run([program, "--csv"], cwd=ROOT, check=True, capture_output=True, text=True).stdout)
         said = 0
         for number, line in enumerate((ROOT / PATTERNS).read_text(encoding="utf-8").splitlines(), 1):
             if not (match := SAID.search(line)):
@@ -80,17 +80,6 @@ class Patterns(unittest.TestCase):
         self.assertGreater(said, 30)
         self.assertEqual(len({row["via"] for row in rows if row["via"]}), 2)  # the two calls of sum_of
 
-
-class Kernels(unittest.TestCase):
-    root: Path
-
-    @classmethod
-    def setUpClass(cls) -> None:
-        folder = tempfile.TemporaryDirectory()
-        cls.addClassCleanup(folder.cleanup)
-        cls.root = Path(folder.name)
-        copy_of_the_tree(cls.root)
-
     def shared_reads(self, *words: str) -> Counter[str]:
         done = learn(self.root, *words, "--csv")
         self.assertEqual(done.returncode, 0, done.stderr)
@@ -98,6 +87,9 @@ class Kernels(unittest.TestCase):
                        and row["array"] == "Kj"])
 
     def test_a_missing_pad_is_found_in_the_readers_kernel_and_not_in_the_lesson(self) -> None:
+        text = (ROOT / "04_cuda_forward/tiled.cu").read_text(encoding="utf-8")
+        self.assertIn("pad = 1", text)
+        (self.root / "04_cuda_forward/mine/tiled.cu").write_text(text.replace("pad = 1", "pad = 0"), encoding="utf-8")
         lesson, mine = self.shared_reads("04", "tiled", "--n", "64"), self.shared_reads("04", "mine", "--n", "64")
         self.assertEqual(lesson["took"], lesson["times"])
         self.assertEqual(mine["times"], lesson["times"])
