@@ -3,7 +3,7 @@
 // serves 4. In tiled.cu they serve one and four.
 //
 //   a warp      16 rows of Q_i; its lanes lie in 4 rows (ty) of 8 (tx)
-//   a thread    rows ty + 4 i, keys tx + 8 j, columns tx + 8 x
+//   a thread    rows ty + 4 i, keys tx + 8 j, columns tx + 8 y
 #include "04_cuda_forward/cuda_forward.hpp"
 
 namespace fa::cuda_forward {
