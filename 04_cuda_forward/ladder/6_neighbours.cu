@@ -1,7 +1,7 @@
 // Neighbouring lanes share what they read. A float4 load of a warp takes four turns of the shared
 // memory, eight lanes a turn; where two lanes want the same address, their groups go together. With
 // the row in the lowest and the highest bit of the lane, and the key in between, a load of Q or K
-// takes two. Only where a lane stands has changed, and in which order lanes are combined.
+// takes two. Where a lane stands has changed, and in which order lanes are combined.
 //
 //   a warp      16 rows of Q_i; its lanes lie in 4 rows (ty) of 8 (tx)
 //   a thread    rows ty + 4 i, keys tx + 8 j, columns 4 tx + 32 y ... 4 tx + 32 y + 3
