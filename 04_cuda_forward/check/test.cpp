@@ -105,7 +105,7 @@ TEST_F(Gpu, ForwardSaysWhichKernelItChose) {
 // The grid's y and z end at 65535, and x at 2^31 - 1: heads must lie along x.
 TEST_F(Gpu, MoreHeadsThanAGridHasAlongY) {
 #ifdef FA_EMULATED
-  constexpr Int many = 300;  // each block costs a quarter of a millisecond here
+  constexpr Int many = 100;  // each block costs a quarter of a millisecond here
 #else
   constexpr Int many = 65537;
 #endif
