@@ -170,7 +170,7 @@ void launch(const Problem& p, const Backward<float>& t, float scale, Delta delta
   allow_shared_memory(dkv, bytes);
   const std::int64_t blocks = p.B * p.Hkv * ((p.Nk + Tile::rows - 1) / Tile::rows);
   FA_LAUNCH(dkv, dim3(unsigned(blocks)), dim3(threads), bytes, stream, p, t, scale, delta, D_rows,
-            all_aligned(p, t));
+            aligned(p, t));
 }
 
 }  // namespace

@@ -5,6 +5,7 @@
 //               columns 4 tx + 32 y + {0, 1, 2, 3} of a gradient
 #pragma once
 #include "05_cuda_backward/cuda_backward.hpp"
+#include "common/core/tiles.cuh"
 
 namespace fa::cuda_backward {
 
@@ -32,20 +33,7 @@ auto with_tile(std::int64_t d, bool small, F f) {
   return small ? f(Tile<128, 2, 4>()) : f(Tile<128, 4, 4>());
 }
 
-// Four numbers at once need addresses that are multiples of 16 bytes: the first and all strides.
-template <class T>
-bool aligned(const View<T>& v) {
-  return reinterpret_cast<std::uintptr_t>(v.data) % 16 == 0 && v.batch % 4 == 0 &&
-         v.head % 4 == 0 && v.row % 4 == 0;
-}
-inline bool all_aligned(const Problem& p, const Backward<float>& t) {
-  return p.d % 4 == 0 && aligned(t.Q) && aligned(t.K) && aligned(t.V) && aligned(t.O) &&
-         aligned(t.dO) && aligned(t.dQ) && aligned(t.dK) && aligned(t.dV);
-}
-
 #if defined(__CUDACC__) || defined(FA_EMULATED)
-
-__device__ inline float4 load4(const float* p) { return *reinterpret_cast<const float4*>(p); }
 
 // tile[r][x] = X[first + r][x] for r < rows and x < d; rows and columns beyond are 0.
 template <class Tile, int tile_rows>

@@ -102,7 +102,7 @@ void launch(const Problem& p, const Backward<float>& t, float scale, Delta delta
   allow_shared_memory(dq, bytes);
   const std::int64_t blocks = p.B * p.Hq * ((p.Nq + Tile::rows - 1) / Tile::rows);
   FA_LAUNCH(dq, dim3(unsigned(blocks)), dim3(threads), bytes, stream, p, t, scale, delta, D_rows,
-            all_aligned(p, t));
+            aligned(p, t));
 }
 
 }  // namespace

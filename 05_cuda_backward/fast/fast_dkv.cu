@@ -184,9 +184,11 @@ __global__ void __launch_bounds__(Fast<D>::threads, Fast<D>::blocks)
       if (used) accumulate<F>(dK, Wij, Qi, at);
       if constexpr (atomic_dq)
         add_dq<F, vectorised>(t.dQ.rows(b, h, p.Nq, d), i0, rows, all_W, most, Kj, scale);
+      // [quote places]
       float* const now = Qi;
       Qi = dOi;
       dOi = now;
+      // [end quote]
     }
   }
   store<F, vectorised>(t.dK.rows(b, hk, p.Nk, d), j0, keys, scale, dK, at);
