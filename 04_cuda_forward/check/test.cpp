@@ -196,7 +196,7 @@ TEST_F(Gpu, RefusesMoreBlocksThanAGridHolds) {
 }
 
 #ifdef FA_EMULATED
-// The table in ladder/README.md.
+// The table in docs/manual.md.
 TEST_F(Gpu, BestIsTheHighestRungThatFitsTheGpu) {
   const Kernel last = Kernel::longest_first;
   const struct {
