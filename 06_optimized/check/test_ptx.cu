@@ -208,8 +208,7 @@ __global__ void __launch_bounds__(128)
     wgmma_kernel(const __grid_constant__ CUtensorMap map_Q,
                  const __grid_constant__ CUtensorMap map_K, const T* Q, const T* K, float* S_out,
                  float* O_out, Way way) {
-  extern __shared__ __align__(1024) unsigned char memory[];
-  auto& shared = *reinterpret_cast<Shared<T, Br, Bc, D>*>(memory);
+  auto& shared = FA_DYNAMIC_SHARED(Shared<T, Br, Bc, D>);
   if (threadIdx.x == 0) {
     init(&shared.full, 1);
     fence_barriers();
@@ -338,8 +337,7 @@ const Tensor tensors[] = {
 };
 
 __global__ void load_kernel(const __grid_constant__ CUtensorMap map, Bits* out, int rows, int D) {
-  extern __shared__ __align__(1024) unsigned char memory[];
-  Bits* const tile = reinterpret_cast<Bits*>(memory);
+  Bits* const tile = &FA_DYNAMIC_SHARED(Bits);
   Barrier& full = *reinterpret_cast<Barrier*>(tile + rows * D);
   for (int e = threadIdx.x; e < rows * D; e += 128) tile[e] = unwritten;
   fence_async();

@@ -266,8 +266,7 @@ __global__ void __launch_bounds__(Tiles::threads, 1)
     hopper_kernel(const __grid_constant__ ForwardMaps maps, const __grid_constant__ Problem p,
                   const __grid_constant__ Forward<T> t, const __grid_constant__ Order<int> order,
                   unsigned* taken, float scale) {
-  extern __shared__ __align__(1024) unsigned char memory[];
-  auto& shared = *reinterpret_cast<Shared<Tiles, T>*>(memory);
+  auto& shared = FA_DYNAMIC_SHARED(Shared<Tiles, T>);
   if (threadIdx.x == 0) {
     init(shared.Q_full, shared.Q_free, 4 * Tiles::groups);  // a lane of each warp says so
     init(shared.K_full, shared.K_free, Tiles::groups);      // a thread of each group

@@ -168,6 +168,15 @@ __device__ T* dynamic_shared() {
 }
 #endif
 
+// FA_DYNAMIC_SHARED(T): the same as one T, aligned to 1024 bytes as the copy engine of Hopper wants
+// its tiles. No function: nvcc makes other code of some kernels where a function returns the place.
+#if defined(FA_EMULATED)
+#define FA_DYNAMIC_SHARED(...) (*::fa::dynamic_shared<__VA_ARGS__>())
+#elif defined(__CUDACC__)
+extern __shared__ __align__(1024) unsigned char fa_dynamic_shared_tiles[];
+#define FA_DYNAMIC_SHARED(...) (*reinterpret_cast<__VA_ARGS__*>(::fa::fa_dynamic_shared_tiles))
+#endif
+
 // The most dynamic shared memory that a block may have on the current GPU, in bytes.
 inline std::size_t shared_memory_limit() {
   int device = 0, bytes = 0;

@@ -9,6 +9,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <new>
 #include <set>
 #include <stdexcept>
 #include <utility>
@@ -160,6 +161,12 @@ struct Sync {
   char phase[2];
 };
 
+// What FA_DYNAMIC_SHARED promises.
+constexpr std::align_val_t shared_alignment{1024};
+struct FreeShared {
+  void operator()(char* memory) const { ::operator delete(memory, shared_alignment); }
+};
+
 struct Launch {
   const char* kernel;
   const std::function<void()>* thread;
@@ -170,7 +177,7 @@ struct Launch {
   Sync block{};
   std::vector<Sync> warps;
   char begin = 0, end = 0;
-  std::unique_ptr<char[]> shared;
+  std::unique_ptr<char, FreeShared> shared;
   std::size_t shared_bytes = 0;
 };
 
@@ -388,7 +395,7 @@ void launch(const char* kernel, const void* function, dim3 grid, dim3 block,
     launch.fibers.push_back(std::move(f));
   }
   launch.shared_bytes = shared_bytes;
-  launch.shared.reset(new char[shared_bytes + fence]);
+  launch.shared.reset(static_cast<char*>(::operator new(shared_bytes + fence, shared_alignment)));
   const char* const behind = launch.shared.get() + shared_bytes;
   const struct Running {
     explicit Running(Launch* launch) { running = launch; }

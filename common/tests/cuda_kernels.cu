@@ -19,6 +19,9 @@ __global__ void uninitialised_static_kernel(float* out) {
   s[threadIdx.x] = 1;
 }
 __global__ void write_shared_kernel() { dynamic_shared<float>()[threadIdx.x] = 1; }
+__global__ void where_tiles_begin_kernel(std::uintptr_t* address) {
+  *address = reinterpret_cast<std::uintptr_t>(&FA_DYNAMIC_SHARED(float));
+}
 __global__ void shuffles_kernel(int* out) {
   const int lane = int(threadIdx.x) % 32;
   int sum = lane;
@@ -74,6 +77,9 @@ void read_uninitialised_static(float* out) {
 }
 void write_shared(unsigned threads, std::size_t shared_bytes) {
   FA_LAUNCH(write_shared_kernel, dim3(1), dim3(threads), shared_bytes, nullptr);
+}
+void where_tiles_begin(std::uintptr_t* address) {
+  FA_LAUNCH(where_tiles_begin_kernel, dim3(1), dim3(1), 4096, nullptr, address);
 }
 void shuffles(int* out) { FA_LAUNCH(shuffles_kernel, dim3(1), dim3(64), 0, nullptr, out); }
 void count(float* out) { FA_LAUNCH(count_kernel, dim3(4), dim3(64), 0, nullptr, out); }

@@ -18,6 +18,8 @@ void read_uninitialised(float* out);
 void read_uninitialised_static(float* out);
 // Each thread writes a float to dynamic shared memory.
 void write_shared(unsigned threads, std::size_t shared_bytes);
+// Where dynamic shared memory begins that is to be aligned to 1024 bytes.
+void where_tiles_begin(std::uintptr_t* address);
 // out[t] = sum over the warp of lane t; out[64 + t] = the lane that is 1 higher; 64 threads.
 void shuffles(int* out);
 // out[0] += 1 from 4 blocks of 64 threads; threads past the 40th return before a barrier.

@@ -130,6 +130,12 @@ TEST_F(Cuda, BarriersAndSharedMemory) {
   for (std::size_t t = 0; t < 256; ++t) EXPECT_EQ(out[t], in[255 - t]);
 }
 
+TEST_F(Cuda, SharedMemoryOfTilesIsAligned) {
+  const DeviceMemory address(sizeof(std::uintptr_t));
+  test_kernels::where_tiles_begin(address.as<std::uintptr_t>());
+  EXPECT_EQ(from_device<std::uintptr_t>(address, 1)[0] % 1024, 0u);
+}
+
 TEST_F(Cuda, Shuffles) {
   const DeviceMemory m(128 * sizeof(int));
   test_kernels::shuffles(m.as<int>());
