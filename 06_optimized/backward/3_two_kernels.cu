@@ -251,7 +251,7 @@ __device__ void compute_dq(QueryShared<Tiles, T>& shared, const Maps& maps, cons
     weights(S, c, LSE2);
     // Never taken. Without it ptxas moves the wait up, before half of the exponentials: that
     // costs at d = 64 and gains at d = 256.
-    if (D <= 128 && S[0] < 0) asm volatile("brkpt;");
+    if (D <= 128 && S[0] < 0) stop();
     wgmma_wait<0>(dP);
     if (leader) arrive(&shared.V_free[v.at]);
     differences(S, dP, Di);

@@ -212,7 +212,7 @@ __device__ void compute(Shared<Tiles, T>& shared, const ForwardMaps& maps, const
       if constexpr (decltype(masked)::value) hide(S, visible, j * Bc);
       softmax<Tiles::branch, clamp>(S, c, m, l, alpha);
       // ptxas moves this wait up between the exponentials, unless a branch is in the way.
-      if (Tiles::branch == Branch::after_weights && l[0] + l[1] < 0) asm volatile("brkpt;");
+      if (Tiles::branch == Branch::after_weights && l[0] + l[1] < 0) stop();
       wgmma_wait<0>(O);
       if (leader) arrive(&shared.V_free[before.at]);
       round_to<T>(P, S);

@@ -87,7 +87,7 @@ __device__ void compute(Shared& shared, const Maps& maps, const Problem& p, cons
   // ptxas moves exponentials out of it, but nothing over a branch, even one that is never taken: no
   // factor and no sum is negative.
   const auto border = [](float x) {
-    if (locked && x < 0) asm volatile("brkpt;");
+    if (locked && x < 0) stop();
   };
   const auto enter = [&] {
     border(alpha[0] + alpha[1]);

@@ -1,6 +1,7 @@
 // How parts of a block wait for each other on Hopper (compute capability 9.0), beside
 // __syncthreads: barriers in shared memory that also count bytes, numbered barriers for some of the
-// warps, and registers that go from those who wait to those who work.
+// warps, a branch that keeps code on its side, and registers that go from those who wait to those
+// who work.
 #pragma once
 #include <cstdint>
 
@@ -10,6 +11,13 @@ namespace fa::optimized {
 __device__ inline std::uint32_t shared_address(const void* p) {
   return std::uint32_t(__cvta_generic_to_shared(p));
 }
+
+// ---- a branch that is never taken ----
+// ptxas moves arithmetic across barriers and waits, but nothing across a branch. So
+// `if (what never holds) stop();` keeps apart what stands before and behind it. Were it reached,
+// the launch would end with an error.
+
+__device__ inline void stop() { asm volatile("brkpt;"); }
 
 // ---- barriers in shared memory ("mbarrier") ----
 // A barrier has a phase, 0 first, that ends when `count` arrivals have come and all the bytes that
