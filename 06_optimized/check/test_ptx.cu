@@ -9,11 +9,11 @@
 #include <vector>
 
 #include "06_optimized/ptx/barrier.cuh"
-#include "06_optimized/ptx/cp_async.cuh"
 #include "06_optimized/ptx/fragments.hpp"
 #include "06_optimized/ptx/mma.cuh"
 #include "06_optimized/ptx/tma.cuh"
 #include "06_optimized/ptx/wgmma.cuh"
+#include "common/core/cp_async.cuh"
 
 namespace fa::optimized {
 namespace {

@@ -151,7 +151,7 @@ struct Fiber {
   unsigned mask = 0;        // of the lanes that it waits for
   std::uint64_t value = 0;  // handed to the others of its warp
   unsigned warp_phase = 0, block_phase = 0;
-  std::vector<fa::emulator::Copy> copies;  // asked for, not waited for
+  fa::emulator::Copies copies;  // asked for, not waited for
   unsigned waits = 0;
 };
 
@@ -241,7 +241,7 @@ void resume(unsigned index) {
   threadIdx = {index % b.x, index / b.x % b.y, index / b.x / b.y};
   if (fiber.state == State::fresh) {
     fiber.at = fresh_stack(fiber.stack.get());
-    fiber.copies.clear();
+    fiber.copies.under_way.clear();
   }
   fiber.state = State::ready;
   tsan_switch(fiber.tsan);
@@ -329,7 +329,18 @@ void run_block() {
 void misaligned() { last_error = cudaErrorMisalignedAddress; }
 unsigned lane() { return running->current % warp_size; }
 void* dynamic_shared_memory() { return running->shared.get(); }
-std::vector<Copy>& copies_under_way() { return self().copies; }
+Copies& copies() { return self().copies; }
+void wait_for_copies(int newest) {
+  auto& all = copies().under_way;
+  const int arrived = copies().group - newest;
+  const auto end =
+      std::find_if(all.begin(), all.end(), [&](const Copy& c) { return c.group >= arrived; });
+  std::for_each(all.begin(), end, [](const Copy& c) {
+    if (c.bytes > 0) std::memcpy(c.to, c.from, std::size_t(c.bytes));
+    std::memset(c.to + c.bytes, 0, std::size_t(c.size - c.bytes));
+  });
+  all.erase(all.begin(), end);
+}
 Position position() {
   if (!running) return {};
   const char* const shared = running->shared.get();

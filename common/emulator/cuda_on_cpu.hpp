@@ -114,28 +114,26 @@ void* dynamic_shared_memory();
 
 // cp.async: what this thread has asked for and not waited for. The place holds NaN until then.
 struct Copy {
-  void* to;
-  const void* from;  // null: zeros
-  std::size_t bytes;
+  char* to;
+  const void* from;
+  int bytes, size;  // read, and written: the rest becomes 0
+  int group;
 };
-std::vector<Copy>& copies_under_way();
+struct Copies {
+  std::vector<Copy> under_way;
+  int group = 0;  // of the next copy: so many groups are committed
+};
+Copies& copies();
 #ifdef FA_XRAY
-void copy_later(void* to, const void* from, std::size_t bytes);
-void copy_now();
+void copy_later(void* to, const void* from, int bytes, int size);
 #else
-inline void copy_later(void* to, const void* from, std::size_t bytes) {
-  std::memset(to, 0xff, bytes);
-  copies_under_way().push_back({to, from, bytes});
-}
-inline void copy_now() {
-  for (const Copy& copy : copies_under_way())
-    if (copy.from)
-      std::memcpy(copy.to, copy.from, copy.bytes);
-    else
-      std::memset(copy.to, 0, copy.bytes);
-  copies_under_way().clear();
+inline void copy_later(void* to, const void* from, int bytes, int size) {
+  std::memset(to, 0xff, std::size_t(size));
+  copies().under_way.push_back({static_cast<char*>(to), from, bytes, size, copies().group});
 }
 #endif
+inline void commit_copies() { ++copies().group; }
+void wait_for_copies(int newest);  // until no other groups than these are under way
 
 template <class T>
 T shuffle(unsigned mask, T value, unsigned source) {

@@ -1,5 +1,7 @@
 #include "common/tests/cuda_kernels.hpp"
 
+#include "common/core/cp_async.cuh"
+
 namespace fa::test_kernels {
 namespace {
 
@@ -21,6 +23,22 @@ __global__ void uninitialised_static_kernel(float* out) {
 __global__ void write_shared_kernel() { dynamic_shared<float>()[threadIdx.x] = 1; }
 __global__ void where_tiles_begin_kernel(std::uintptr_t* address) {
   *address = reinterpret_cast<std::uintptr_t>(&FA_DYNAMIC_SHARED(float));
+}
+__global__ void copies_kernel(const float* from, float* seen) {
+  float* const to = dynamic_shared<float>();
+  const auto look = [&] {
+    for (int e = 0; e < 12; ++e) *seen++ = to[e];
+  };
+  for (int c = 0; c < 3; ++c) {
+    cp_async(to + 4 * c, from + 4 * c, 4 * (c + 1));
+    if (c < 2) cp_async_commit();
+  }
+  cp_async_wait<1>();
+  look();
+  cp_async_wait<0>();
+  look();
+  cp_async_wait();
+  look();
 }
 __global__ void shuffles_kernel(int* out) {
   const int lane = int(threadIdx.x) % 32;
@@ -80,6 +98,9 @@ void write_shared(unsigned threads, std::size_t shared_bytes) {
 }
 void where_tiles_begin(std::uintptr_t* address) {
   FA_LAUNCH(where_tiles_begin_kernel, dim3(1), dim3(1), 4096, nullptr, address);
+}
+void copies(const float* from, float* seen) {
+  FA_LAUNCH(copies_kernel, dim3(1), dim3(1), 48, nullptr, from, seen);
 }
 void shuffles(int* out) { FA_LAUNCH(shuffles_kernel, dim3(1), dim3(64), 0, nullptr, out); }
 void count(float* out) { FA_LAUNCH(count_kernel, dim3(4), dim3(64), 0, nullptr, out); }

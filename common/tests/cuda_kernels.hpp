@@ -20,6 +20,10 @@ void read_uninitialised_static(float* out);
 void write_shared(unsigned threads, std::size_t shared_bytes);
 // Where dynamic shared memory begins that is to be aligned to 1024 bytes.
 void where_tiles_begin(std::uintptr_t* address);
+// One thread asks for three copies of four numbers, of which the first, the first two, and all are
+// read; two are groups, the third is in none. seen[0 .. 11]: shared memory when all groups but the
+// newest are there, then when both are, then when all is.
+void copies(const float* from, float* seen);
 // out[t] = sum over the warp of lane t; out[64 + t] = the lane that is 1 higher; 64 threads.
 void shuffles(int* out);
 // out[0] += 1 from 4 blocks of 64 threads; threads past the 40th return before a barrier.

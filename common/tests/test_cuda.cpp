@@ -136,6 +136,24 @@ TEST_F(Cuda, SharedMemoryOfTilesIsAligned) {
   EXPECT_EQ(from_device<std::uintptr_t>(address, 1)[0] % 1024, 0u);
 }
 
+TEST_F(Cuda, AWaitCoversItsGroupsOfCopiesAndNoOthers) {
+  std::vector<float> in(12);
+  std::iota(in.begin(), in.end(), 1.0f);
+  const DeviceMemory from(12 * sizeof(float)), m(36 * sizeof(float));
+  FA_CUDA_CHECK(cudaMemcpy(from.as<void>(), in.data(), 48, cudaMemcpyHostToDevice));
+  test_kernels::copies(from.as<float>(), m.as<float>());
+  const auto seen = from_device<float>(m, 36);
+  for (std::size_t wait = 0; wait < 3; ++wait)
+    for (std::size_t e = 0; e < 12; ++e) {
+      const std::size_t copy = e / 4;
+      SCOPED_TRACE("wait " + std::to_string(wait) + ", number " + std::to_string(e));
+      if (copy <= wait) EXPECT_EQ(seen[12 * wait + e], e % 4 <= copy ? in[e] : 0);
+#ifdef FA_EMULATED
+      if (copy > wait) EXPECT_TRUE(std::isnan(seen[12 * wait + e]));
+#endif
+    }
+}
+
 TEST_F(Cuda, Shuffles) {
   const DeviceMemory m(128 * sizeof(int));
   test_kernels::shuffles(m.as<int>());
