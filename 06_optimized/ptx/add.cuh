@@ -1,6 +1,7 @@
 // Sums in global memory to which several blocks add: the addition happens in the L2 cache, and
 // nothing comes back. Of whole tiles: bulk_add in tma.cuh.
 #pragma once
+#include "common/core/cuda.hpp"
 
 namespace fa::optimized {
 

@@ -5,6 +5,8 @@
 #pragma once
 #include <cstdint>
 
+#include "common/core/cuda.hpp"
+
 namespace fa::optimized {
 
 // Where a pointer into shared memory points, as the instructions want it.

@@ -8,6 +8,8 @@
 #include <cstring>
 #include <type_traits>
 
+#include "common/core/cuda.hpp"
+
 namespace fa::optimized {
 
 // C += A B: A is 16 x 16, B is 16 x 8, both of T; C is 16 x 8 in fp32.

@@ -128,8 +128,10 @@ inline void check_launch(const char* kernel, const char* file, int line, const c
 
 // FA_LAUNCH_EARLY(...): the same, but the kernel need not wait for the one before it in the stream
 // ("programmatic stream serialization", from compute capability 9.0 on): it may start as soon as
-// all blocks of that kernel have allowed it or ended.
-#if defined(__CUDACC__) && !defined(FA_EMULATED)
+// all blocks of that kernel have allowed it or ended. On the CPU that one has always ended.
+#if defined(FA_EMULATED)
+#define FA_LAUNCH_EARLY FA_LAUNCH
+#elif defined(__CUDACC__)
 template <class... Parameters, class... Arguments>
 void launch_early(void (*kernel)(Parameters...), dim3 grid, dim3 block, std::size_t shared_bytes,
                   cudaStream_t stream, Arguments&&... arguments) {

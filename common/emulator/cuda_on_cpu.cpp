@@ -529,6 +529,9 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int) {
     case cudaDevAttrMaxSharedMemoryPerBlockOptin:
       *value = int(fa::emulator::shared_limit);
       return cudaSuccess;
+    case cudaDevAttrMultiProcessorCount:
+      *value = 3;  // few: a kernel with a block per multiprocessor has several tiles for each
+      return cudaSuccess;
   }
   return last_error = cudaErrorInvalidValue;
 }

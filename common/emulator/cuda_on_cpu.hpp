@@ -35,6 +35,8 @@
 #define __host__
 #define __forceinline__ inline
 #define __launch_bounds__(...)
+#define __grid_constant__
+#define __align__(bytes) __attribute__((aligned(bytes)))
 // Static shared memory. In its own section, so that it can be filled before each block; GCC ignores
 // the section inside templates, which therefore use fa::dynamic_shared().
 #ifdef __APPLE__
@@ -63,6 +65,14 @@ inline void check_alignment(const void* p, std::uintptr_t alignment) {
   asm("" : "+r"(p));
   if (reinterpret_cast<std::uintptr_t>(p) % alignment != 0) misaligned();
 }
+// One access to all of it, of whatever type the memory is.
+template <class T>
+T& copy_at_once(T& to, const T& from) {
+  check_alignment(&from, sizeof(T));
+  check_alignment(&to, sizeof(T));
+  std::memcpy(static_cast<void*>(&to), &from, sizeof(T));
+  return to;
+}
 }  // namespace fa::emulator
 
 struct alignas(16) float4 {
@@ -88,6 +98,21 @@ struct alignas(16) float4 {
 #endif
 };
 inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
+// These may lie in memory of another type: eight numbers of 16 bits are one uint4.
+struct [[gnu::may_alias]] alignas(8) float2 {
+  float x, y;
+  float2() = default;
+  float2(const float2& from) { fa::emulator::copy_at_once(*this, from); }
+  float2& operator=(const float2& from) { return fa::emulator::copy_at_once(*this, from); }
+};
+struct [[gnu::may_alias]] alignas(16) uint4 {
+  unsigned x, y, z, w;
+  uint4() = default;
+  uint4(unsigned x_, unsigned y_, unsigned z_, unsigned w_) : x(x_), y(y_), z(z_), w(w_) {}
+  uint4(const uint4& from) { fa::emulator::copy_at_once(*this, from); }
+  uint4& operator=(const uint4& from) { return fa::emulator::copy_at_once(*this, from); }
+};
+inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
 
 template <class T>
 __device__ T min(T a, T b) {
@@ -218,6 +243,13 @@ inline float atomicAdd(float* address, float value) {
 }
 #endif
 
+inline int atomicAdd(int* address, int value) {
+  return __atomic_fetch_add(address, value, __ATOMIC_RELAXED);
+}
+inline unsigned atomicAdd(unsigned* address, unsigned value) {
+  return __atomic_fetch_add(address, value, __ATOMIC_RELAXED);
+}
+
 // ---- the runtime ----
 
 enum cudaError_t {
@@ -237,6 +269,7 @@ enum cudaDeviceAttr {
   cudaDevAttrComputeCapabilityMajor,
   cudaDevAttrComputeCapabilityMinor,
   cudaDevAttrMaxSharedMemoryPerBlockOptin,
+  cudaDevAttrMultiProcessorCount,
 };
 enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize };
 using cudaStream_t = fa_emulated_stream*;
