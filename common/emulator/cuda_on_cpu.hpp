@@ -25,7 +25,9 @@
 
 // ---- the language ----
 
-#ifdef FA_XRAY  // see xray.hpp; what a kernel calls becomes part of it, as under nvcc
+#if defined(FA_XRAY) || \
+    defined(            \
+        FA_HOOKED)  // see xray.hpp and hooks.hpp; what a kernel calls becomes part of it, as under nvcc
 #define __global__ __attribute__((noinline))
 #define __device__ __attribute__((always_inline))
 #else
@@ -128,6 +130,7 @@ inline float __fdividef(float a, float b) { return a / b; }
 
 void __syncthreads();
 void __syncwarp(unsigned mask = 0xffffffff);
+void __nanosleep(unsigned);
 
 namespace fa::emulator {
 // The lanes of `mask` each hand in a value and take that of lane `source` (its own if outside).
@@ -191,6 +194,32 @@ Position position();
 // kernels that were to be launched.
 std::set<fa_emulated_stream*> take_streams();
 std::set<std::string> take_kernels();
+
+// The GPU that is emulated.
+struct Device {
+  std::size_t shared_bytes = 99 * 1024;  // that a block can have
+  int capability = 86;
+  int processors = 2;  // its SMs: small, so that a block that stays has much to do
+};
+extern Device device;
+
+// When that happens which a thread asks for and does not do itself (block.hpp): as late as the
+// rules allow, as early, or at random times. FA_TIMING=late, early, or a number, the seed.
+enum class Timing { late, early, random };
+struct Schedule {
+  Timing timing = Timing::late;
+  unsigned seed = 0;
+  static Schedule asked_for();
+};
+// For tests: until the end of its life.
+class WithSchedule {
+ public:
+  explicit WithSchedule(Schedule);
+  ~WithSchedule();
+
+ private:
+  Schedule before_;
+};
 
 // For tests: until the end of its life a block may have only so much shared memory.
 class LessSharedMemory {
@@ -294,6 +323,8 @@ cudaError_t cudaMemset(void* memory, int byte, std::size_t bytes);
 cudaError_t cudaMemsetAsync(void* memory, int byte, std::size_t bytes, cudaStream_t = nullptr);
 cudaError_t cudaDeviceSynchronize();
 cudaError_t cudaStreamCreate(cudaStream_t*);
+inline constexpr unsigned cudaStreamNonBlocking = 1;
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t*, unsigned flags);
 cudaError_t cudaStreamDestroy(cudaStream_t);
 cudaError_t cudaStreamSynchronize(cudaStream_t);
 // A kernel runs inside its launch, so an event holds the time of the CPU at which it was recorded.
