@@ -6,9 +6,13 @@
 #include <cstdint>
 
 #include "common/core/cuda.hpp"
+#ifdef FA_EMULATED
+#include "06_optimized/ptx/on_cpu/barrier.hpp"
+#endif
 
 namespace fa::optimized {
 
+#ifndef FA_EMULATED
 // Where a pointer into shared memory points, as the instructions want it.
 __device__ inline std::uint32_t shared_address(const void* p) {
   return std::uint32_t(__cvta_generic_to_shared(p));
@@ -62,29 +66,6 @@ __device__ inline void wait(Barrier* b, std::uint32_t phase) {
   while (!done);
 }
 
-// A place in a ring of buffers, and the phase in which it is visited.
-template <int size>
-struct Ring {
-  int at = 0;
-  std::uint32_t phase = 0;
-  __device__ void next() {
-    if (++at == size) {
-      at = 0;
-      phase ^= 1;
-    }
-  }
-};
-
-// The barriers of a ring: a buffer is full when the loader says so and its bytes are there, free
-// when all its readers have said so.
-template <int size>
-__device__ void init(Barrier (&full)[size], Barrier (&free)[size], int readers) {
-  for (int i = 0; i < size; ++i) {
-    init(&full[i], 1);
-    init(&free[i], readers);
-  }
-}
-
 // ---- numbered barriers, 1 to 15 (0 is __syncthreads) ----
 // `threads` of the block, a multiple of 32, take part: some wait, others only say that they came.
 
@@ -131,6 +112,33 @@ __device__ inline bool elected() {
       : "=r"(me));
   return me;
 }
+#endif  // not FA_EMULATED
+
+// ---- what they are used for, on GPU and CPU alike ----
+
+// A place in a ring of buffers, and the phase in which it is visited.
+template <int size>
+struct Ring {
+  int at = 0;
+  std::uint32_t phase = 0;
+  __device__ void next() {
+    if (++at == size) {
+      at = 0;
+      phase ^= 1;
+    }
+  }
+};
+
+// The barriers of a ring: a buffer is full when the loader says so and its bytes are there, free
+// when all its readers have said so.
+template <int size>
+__device__ void init(Barrier (&full)[size], Barrier (&free)[size], int readers) {
+  for (int i = 0; i < size; ++i) {
+    init(&full[i], 1);
+    init(&free[i], readers);
+  }
+}
+
 // The same value in all lanes, and the compiler knows it.
 __device__ inline int uniform(int x) { return __shfl_sync(0xffffffff, x, 0); }
 
