@@ -93,7 +93,11 @@ unsigned shared_offset(const void* p, const char* who, Place place) {
   finding(std::string(who) + " at " + text_of(place) + " wants an address in shared memory");
   return 0;
 }
-char* async_memory() { return hooked ? known().view.data() : generic_memory(); }
+char* async_memory() {
+  if (!hooked) return generic_memory();
+  look_at_doubtful();
+  return known().view.data();
+}
 std::uint64_t async_version() { return hooked ? known().version : ++known_.version; }
 
 void async_reads(unsigned at, unsigned bytes, const char* who, Place place) {
@@ -228,6 +232,7 @@ struct Stack {
   std::uint8_t* state = nullptr;
   std::uint32_t* written = nullptr;  // how many fences had come before
   std::uint32_t fences = 1;
+  bool fenced = false;  // since its thread began
   struct Loan {
     const char* begin;
     std::size_t bytes;
@@ -264,6 +269,7 @@ void forget_loans() {
   for (const Stack::Loan& l : s.loans)
     each_word(l.begin, l.bytes, [&](std::size_t w) { s.state[w] = Stack::mine; });
   s.loans.clear();
+  s.fenced = false;
 }
 void lend_registers(const void* begin, std::size_t bytes, bool read_too, Place place) {
   if (!hooked) return;
@@ -281,11 +287,16 @@ void return_registers(const void* begin, std::size_t bytes) {
   each_word(begin, bytes, [&](std::size_t w) { s.state[w] = Stack::mine; });
 }
 void fence_registers() {
-  if (hooked) ++stack().fences;
+  if (!hooked) return;
+  ++stack().fences;
+  stack().fenced = true;
 }
 void need_fenced(const void* begin, std::size_t bytes, Place place) {
   if (!hooked) return;
   Stack& s = stack();
+  if (!s.fenced)
+    finding("the product at " + text_of(place) + " is the first of " + of_thread(thread()) +
+            ", which has not called wgmma_fence() (PTX, wgmma.fence)");
   bool fenced = true;
   each_word(begin, bytes, [&](std::size_t w) { fenced &= s.written[w] != s.fences; });
   if (!fenced)

@@ -159,12 +159,19 @@ void must_be_multiples_of_16(const void* p, int bytes, const char* who, Place at
     finding(std::string(who) + " at " + text_of(at) +
             ": address and bytes must be multiples of 16 (PTX, cp.async.bulk)");
 }
+void must_be_possible(const CUtensorMap& map, const char* who, Place at) {
+  if (map.rows < 1 || map.rows > 256)
+    finding(std::string(who) + " at " + text_of(at) + " wants a box of " +
+            std::to_string(map.rows) +
+            " rows; 1 to 256 are possible (CUDA, cuTensorMapEncodeTiled)");
+}
 
 }  // namespace
 
 void tma_load(void* to, const CUtensorMap& map, Barrier* full, int x, int i, int h, int b) {
   auto load = std::make_unique<LoadOfBox>();
   load->at = FA_HERE;
+  must_be_possible(map, "the copy", load->at);
   load->bytes = unsigned(map.rows * row_bytes);
   load->to = place_of(to, int(load->bytes), 1024, "the copy", load->at);
   load->map = map;
@@ -184,6 +191,7 @@ void bulk_load(void* to, const void* from, int bytes, Barrier* full) {
 void tma_store(const CUtensorMap& map, const void* from, int x, int i, int h, int b) {
   auto store = std::make_unique<StoreOfBox>();
   store->at = FA_HERE;
+  must_be_possible(map, "the store", store->at);
   store->bytes = unsigned(map.rows * row_bytes);
   store->from = place_of(from, int(store->bytes), 128, "the store", store->at);
   store->map = map;
