@@ -213,10 +213,9 @@ TEST(Rules, AllBytesAreAnnounced) {
     EXPECT_TRUE(holds(text, with_places(sentence))) << text << "\nwanted: " << sentence;
     EXPECT_EQ(told(expects_too_few<false>, 32, times), "");
   };
-  expect(
-      {Timing::late, 0},
-      ": thread 0 reads byte * of shared memory at {2}, to which the copy asked for at {1} is "
-      "on its way");
+  expect({Timing::late, 0},
+         ": thread 0 reads byte * of shared memory at {2}, to which the copy asked for at {1} is "
+         "on its way");
   expect(
       {Timing::early, 0},
       ": the block ends, and in phase 1 of the barrier initialised at test_rules.cu:* 1024 bytes "
