@@ -174,10 +174,13 @@ struct Warp {
   std::list<Sums> sums;
   std::deque<Asked> asked;  // and not done
   std::array<std::vector<LentA>, 32> lent;
+  std::vector<Deed> last_of_group;
   std::array<long, 32> issued{}, committed{}, waited{};
   std::array<bool, 32> waiting{};
   long first = 0;  // the number of asked[0]
-  long done = 0;   // groups
+  std::array<char, 4>
+      orders{};   // of the first warp of a warpgroup, by a group's number: see order_of
+  long done = 0;  // groups
   long all_committed() const { return *std::min_element(committed.begin(), committed.end()); }
 };
 using Warps = std::map<unsigned, Warp>;
@@ -375,9 +378,14 @@ void issue(const Product& p) {
     warp.asked.push_back(asked);
     must_lie_in_shared_memory(p, thread() / 32 % 4, FA_HERE);
     must_agree(p, FA_HERE);
-    chunks_of_A(p, thread() / 32 % 4,
-                [&](unsigned, unsigned, unsigned byte) { async_will_read(byte, 16, FA_HERE); });
-    chunks_of_B(p, [&](unsigned, unsigned, unsigned byte) { async_will_read(byte, 16, FA_HERE); });
+    const Deed deed = a_product();
+    warp.last_of_group.resize(std::size_t(asked.group) + 1, deed);
+    warp.last_of_group.back() = deed;
+    chunks_of_A(p, thread() / 32 % 4, [&](unsigned, unsigned, unsigned byte) {
+      async_will_read(byte, 16, FA_HERE, deed);
+    });
+    chunks_of_B(
+        p, [&](unsigned, unsigned, unsigned byte) { async_will_read(byte, 16, FA_HERE, deed); });
   }
   Asked& asked = warp.asked[index];
   if (!same(asked.p, p) || asked.group != warp.committed[lane])
@@ -405,9 +413,18 @@ void issue(const Product& p) {
 // Ordinary reads and writes of registers come before the products that follow.
 void wgmma_fence() { fence_registers(); }
 
+namespace {
+// A product ends when all four warps have asked for it. So what a thread has done before it commits
+// comes before what another does after the wait. Kernels count on it: one thread says for a
+// warpgroup that a buffer has been read.
+const void* order_of(long group) {
+  return &of_block<Warps>()[thread() / 128 * 4].orders[std::size_t(group & 3)];
+}
+}  // namespace
 void wgmma_commit() {
   Warp& warp = warp_of_thread();
   const long number = warp.committed[thread() % 32]++;
+  release(order_of(number));
   if (warp.all_committed() == number + 1) {  // the last lane
     auto group = std::make_unique<Group>();
     group->w = thread() / 32;
@@ -448,7 +465,11 @@ void wait_for_products(int newest) {
       },
       [] { return "for products that not all threads of its warpgroup have committed"; }, FA_HERE);
   warp.waiting[lane] = false;
+  if (until > 0) acquire(order_of(until - 1));
   return_A(warp.lent[lane], until);
+  for (unsigned other = w; other < w + 4; ++other)
+    if (const auto& last = warps[other].last_of_group; until > 0 && !last.empty())
+      take_end_of(last[std::min(std::size_t(until), last.size()) - 1]);
   for (auto s = warp.sums.begin(); s != warp.sums.end();) {
     if (s->last_group >= until || !s->registers[lane]) {
       ++s;
