@@ -98,7 +98,7 @@ std::int64_t fa::judge::peak_heap_bytes(FunctionRef<void()> f) {
 namespace {
 
 // In the child: how it ended, in words.
-std::string outcome_under_limit(std::int64_t bytes, FunctionRef<void()> f) {
+std::string outcome_under_limit(std::int64_t bytes, fa::judge::FunctionRef<void()> f) {
   std::int64_t pages = 0;
   if (!(std::ifstream("/proc/self/statm") >> pages)) return "the size of the process is not known";
   const auto most = static_cast<rlim_t>(pages * sysconf(_SC_PAGESIZE) + bytes);
