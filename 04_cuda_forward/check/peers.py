@@ -1,4 +1,4 @@
-"""register_tiled beside PyTorch's memory-efficient and materialising fp32 attention.
+"""register_tiled and longest_first beside PyTorch's memory-efficient and materialising fp32 attention.
 
     python3 04_cuda_forward/check/peers.py build/04_cuda_forward/libstage04_peer.so results.json
 """

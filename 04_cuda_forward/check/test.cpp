@@ -1,6 +1,7 @@
 // Tests of stage 04. The same file is built twice: for the GPU, and with FA_EMULATED for the CPU.
 #include <gtest/gtest.h>
 
+#include <array>
 #include <cmath>
 #include <string>
 #include <tuple>
@@ -193,6 +194,27 @@ TEST_F(Gpu, RefusesMoreBlocksThanAGridHolds) {
             "cuda_forward: B Hq ceil(Nq / 16) must be below 2^31, got B = 1, Hq = 1073741824, "
             "Nq = 17");
 }
+
+#ifdef FA_EMULATED
+// The table in docs/manual.md.
+TEST_F(Gpu, BestIsTheHighestRungThatFitsTheGpu) {
+  const Kernel last = Kernel::longest_first;
+  const struct {
+    std::size_t kib;
+    std::array<Kernel, 3> best;  // at d = 32, 64, 128
+  } gpus[] = {{64, {Kernel::eight_rows, Kernel::neighbours, Kernel::tiled}},
+              {96, {last, Kernel::eight_by_eight, Kernel::weights_by_key}},
+              {99, {last, last, last}},
+              {163, {last, last, last}}};
+  for (const auto& gpu : gpus) {
+    emulator::LessSharedMemory limit(gpu.kib * 1024);
+    for (std::size_t i = 0; i < 3; ++i) {
+      ForwardCase<float> c(spec(2, 2, Int(32) << i), false);
+      EXPECT_EQ(run(c, Kernel::best), gpu.best[i]) << gpu.kib << " KiB, d = " << (32 << i);
+    }
+  }
+}
+#endif
 
 TEST_F(Gpu, SaysHowMuchSharedMemoryIsMissing) {
   EXPECT_EQ(too_little_shared_memory("register_tiled", 86016, 65536),

@@ -1,5 +1,5 @@
 // The longest rows of all heads first: with a causal mask the last tile of a head takes longest,
-// and blocks start in the order of their numbers. Rung 8 went through one head after the other.
+// and blocks start in the order of their numbers. Rung 12 went through one head after the other.
 #include <algorithm>
 #include <cfloat>
 

@@ -33,7 +33,7 @@ void fa::bench::register_benchmarks(Size size) {
         p.Nq = p.Nk = N;
         p.d = d;
         p.causal = causal;
-        gpu_forward("stage04/forward/register_tiled", p, 0, forward(ForwardKernel::register_tiled));
+        gpu_forward("stage04/forward/best", p, 0, forward(ForwardKernel::best));
         const auto add = [&](const std::string& name, const Options& options, bool both) {
           const bool stored = options.kernel == Kernel::stored;
           gpu_backward(name, p, {cuda_backward::scratch_bytes(p, options), both, stored},
@@ -50,6 +50,6 @@ void fa::bench::register_benchmarks(Size size) {
         add("stage05/backward/fast", {}, false);
         add("stage05/backward/fast_atomic", {.kernel = Kernel::atomic}, false);
         add("stage05/both/stored", {Kernel::stored}, true);
-        add("stage05/both/two_kernels", {.tiles = Tiles::lesson}, true);
+        add("stage05/both/fast", {}, true);
       }
 }

@@ -3,8 +3,8 @@
 from figure import Bound, Chart, Line, Lines, Point, Table, line, significant
 from results import Results, Spread, group, median, ratio
 
-KERNELS = {"stored": ("stores P", "previous"), "two_kernels": ("two_kernels", "this"), "atomic": ("atomic", "this")}
-FAST = {"fast": ("fast", "this")}  # not in a record that is older than they are
+KERNELS = {"stored": ("stores P", "previous"), "two_kernels": ("two_kernels", "this"), "fast": ("fast", "this"),
+           "fast_atomic": ("fast_atomic", "this")}
 PEERS = {"memory_efficient": "PyTorch, memory-efficient", "math": "PyTorch, math"}
 HEADS = 32  # B Hq, as in bench.cpp
 GIB = 1 / 2**30
@@ -16,7 +16,7 @@ def charts(r: Results) -> list[Chart | Table]:
 
     def panel(d: int) -> Lines:
         lines = [line(label, rows(variant, d, 0), "flops", scale=1e-12, role=role)
-                 for variant, (label, role) in {**KERNELS, **FAST}.items() if variant in KERNELS or rows(variant, d, 0)]
+                 for variant, (label, role) in KERNELS.items()]
         lines += [line(label, rows(variant, d, 0, stage="peer"), "flops", scale=1e-12, role="peer")
                   for variant, label in PEERS.items() if rows(variant, d, 0, stage="peer")]
         roof = median(rows("two_kernels", d, 0)[:1], "roof") * 1e-12
@@ -47,24 +47,27 @@ def charts(r: Results) -> list[Chart | Table]:
     delta = []
     for d in dims:
         for masked in (0, 1):
-            forward = group(rows("register_tiled", d, masked, "forward", "stage04"), "N")
-            by = {v: group(rows(v, d, masked), "N") for v in (*KERNELS, "with_dq", "in_loop") if rows(v, d, masked)}
-            both = {v: group(rows(v, d, masked, "both"), "N") for v in ("stored", "two_kernels")}
-            peer = {v: group(rows(v, d, masked, stage="peer"), "N") for v in (*PEERS, "two_kernels")}
+            forward = group(rows("best", d, masked, "forward", "stage04"), "N")
+            by = {v: group(rows(v, d, masked), "N") for v in (*KERNELS, "atomic", "with_dq", "in_loop") if rows(v, d, masked)}
+            both = {v: group(rows(v, d, masked, "both"), "N") for v in ("stored", "fast")}
+            peer = {v: group(rows(v, d, masked, stage="peer"), "N") for v in ("memory_efficient", "fast", "fast_atomic")}
             for n in (n for n in by["two_kernels"] if n in (1024, 4096, 16384)):
-                ms = [significant(1e3 * median(x[n], "time")) for x in (forward, by["two_kernels"], both["two_kernels"])]
-                beside = [significant(ratio(peer[v][n], peer["two_kernels"][n], "time").mid) + "×"
-                          if n in peer[v] and n in peer["two_kernels"] else "–" for v in PEERS]
+                ms = [significant(1e3 * median(x[n], "time"))
+                      for x in (forward, by["two_kernels"], by["fast"], both["fast"])]
+                beside = [significant(ratio(peer["memory_efficient"][n], peer[v][n], "time").mid) + "×"
+                          if n in peer["memory_efficient"] and n in peer[v] else "–" for v in ("fast", "fast_atomic")]
                 passes.append([f"{d}", "causal" if masked else "none", f"{n:g}", *ms,
-                               significant(ratio(by["two_kernels"][n], forward[n], "time").mid) + "×",
-                               significant(ratio(both["stored"][n], both["two_kernels"][n], "time").mid) + "×", *beside])
+                               significant(ratio(by["fast"][n], forward[n], "time").mid) + "×",
+                               significant(ratio(both["stored"][n], both["fast"][n], "time").mid) + "×", *beside])
                 if n >= 1024 and not masked:
                     base = by["two_kernels"][n]
                     delta.append([f"{d}", f"{n:g}", significant(1e3 * median(base, "time")),
                                   *(significant(ratio(by[v][n], base, "time").mid) + "×"
-                                    for v in ("with_dq", "in_loop", "atomic"))])
+                                    for v in ("with_dq", "in_loop", "atomic", "fast", "fast_atomic"))])
     return [speed, memory,
-            Table("speed", ["d", "mask", "N", "register_tiled (04), ms", "two_kernels, ms", "both, ms", "backward / forward",
-                            "a step: as fast as storing P", "backward: as PyTorch memory-efficient",
-                            "as PyTorch math"], passes),
-            Table("delta", ["d", "N", "own kernel (ms)", "time with_dq", "time in_loop", "time atomic"], delta)]
+            Table("speed", ["d", "mask", "N", "forward (04), ms", "two_kernels, ms", "fast, ms", "forward and fast, ms",
+                            "fast / forward", "a step: as fast as storing P", "fast: as PyTorch memory-efficient",
+                             "fast_atomic: as PyTorch memory-efficient"],
+                  passes),
+            Table("delta", ["d", "N", "own kernel (ms)", "time with_dq", "time in_loop", "time atomic", "time fast",
+                            "time fast_atomic"], delta)]
