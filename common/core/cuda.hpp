@@ -1,7 +1,7 @@
 // What a CUDA stage uses besides CUDA: every call and launch checked, errors in words, memory that
 // frees itself. With FA_EMULATED the same kernels are plain C++ and run on the CPU, one after the
-// other, so that they can be tested where there is no GPU. Every kernel includes this, and nvcc reads
-// it three times: of the library it names only what is cheap.
+// other, so that they can be tested where there is no GPU. Every kernel includes this, and nvcc
+// reads it three times: of the library it names only what is cheap.
 #pragma once
 #ifdef FA_EMULATED
 #include "common/emulator/cuda_on_cpu.hpp"

@@ -1,5 +1,5 @@
-// What a function is handed to call before it returns. It keeps no copy, as std::function would, and
-// compiles in a fraction of the time, which counts where every test case is one.
+// What a function is handed to call before it returns. It keeps no copy, as std::function would,
+// and compiles in a fraction of the time, which counts where every test case is one.
 #pragma once
 #include <utility>
 
