@@ -1,8 +1,12 @@
 // Stage 06, the other half: dQ, dK, dV on tensor cores, in fp16 and bf16. A ladder of its own, on
 // the instructions of the forward.
 #pragma once
+#ifdef FA_EMULATED
+#include "06_optimized/ptx/on_cpu/half.hpp"
+#else
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
+#endif
 
 #include <cstddef>
 #include <string>

@@ -1,8 +1,12 @@
 // Stage 06: attention on tensor cores, in fp16 and bf16. A ladder of kernels, one idea each: those
 // of `mma.sync` run from compute capability 8.0 on, those of `wgmma` on 9.0 only.
 #pragma once
+#ifdef FA_EMULATED
+#include "06_optimized/ptx/on_cpu/half.hpp"
+#else
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
+#endif
 
 #include <cstddef>
 #include <string>

@@ -121,8 +121,7 @@ __global__ void __launch_bounds__(threads, 1)
     dkv_kernel(const __grid_constant__ Maps maps, const __grid_constant__ Problem p,
                const __grid_constant__ Passed passed, const __grid_constant__ Order<int> order,
                float scale) {
-  extern __shared__ __align__(1024) unsigned char memory[];
-  auto& shared = *reinterpret_cast<KeyShared<Tiles, T>*>(memory);
+  auto& shared = FA_DYNAMIC_SHARED(KeyShared<Tiles, T>);
   if (threadIdx.x == 0) {
     shared.start(KeyTask::of<Tiles>(p, order));
     fence_barriers();
@@ -252,7 +251,7 @@ __device__ void compute_dq(QueryShared<Tiles, T>& shared, const Maps& maps, cons
     weights(S, c, LSE2);
     // Never taken. Without it ptxas moves the wait up, before half of the exponentials: that
     // costs at d = 64 and gains at d = 256.
-    if (D <= 128 && S[0] < 0) asm volatile("brkpt;");
+    if (D <= 128 && S[0] < 0) stop();
     wgmma_wait<0>(dP);
     if (leader) arrive(&shared.V_free[v.at]);
     differences(S, dP, Di);
@@ -278,8 +277,7 @@ __global__ void __launch_bounds__(threads, 1)
     dq_kernel(const __grid_constant__ Maps maps, const __grid_constant__ Problem p,
               const __grid_constant__ Passed passed, const __grid_constant__ Order<int> order,
               float scale) {
-  extern __shared__ __align__(1024) unsigned char memory[];
-  auto& shared = *reinterpret_cast<QueryShared<Tiles, T>*>(memory);
+  auto& shared = FA_DYNAMIC_SHARED(QueryShared<Tiles, T>);
   if (threadIdx.x == 0) {
     init(&shared.Q_full, 1);
     init(shared.K_full, shared.K_free, groups);

@@ -156,8 +156,7 @@ __global__ void __launch_bounds__(threads, 1)
     wide_dkv_kernel(const __grid_constant__ Maps maps, const __grid_constant__ Problem p,
                     const __grid_constant__ Passed passed, const __grid_constant__ Order<int> order,
                     float scale) {
-  extern __shared__ __align__(1024) unsigned char memory[];
-  auto& shared = *reinterpret_cast<WideShared<T>*>(memory);
+  auto& shared = FA_DYNAMIC_SHARED(WideShared<T>);
   if (threadIdx.x == 0) {
     shared.start(KeyTask::of<Tiles>(p, order));
     fence_barriers();

@@ -16,6 +16,7 @@
 // Measured: 577 TFLOP/s after 517; with a causal mask 506 after 475.
 #include "06_optimized/backward.hpp"
 #include "06_optimized/backward/steps.cuh"
+#include "06_optimized/ptx/add.cuh"
 #include "06_optimized/ptx/mma.cuh"
 #include "06_optimized/ptx/tma.cuh"
 #include "06_optimized/ptx/wgmma.cuh"
@@ -167,8 +168,7 @@ __device__ void compute(Shared& shared, const Maps& maps, const Problem& p, cons
 __global__ void __launch_bounds__(threads, 1)
     fused_kernel(const __grid_constant__ Maps maps, const __grid_constant__ Problem p,
                  const __grid_constant__ Passed passed, float scale) {
-  extern __shared__ __align__(1024) unsigned char memory[];
-  auto& shared = *reinterpret_cast<Shared*>(memory);
+  auto& shared = FA_DYNAMIC_SHARED(Shared);
   if (threadIdx.x == 0) {
     init(&shared.KV_full, 1);
     init(shared.Q_full, shared.Q_free, groups);  // one thread of each group says so

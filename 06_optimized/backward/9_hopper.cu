@@ -19,6 +19,7 @@
 
 #include "06_optimized/backward.hpp"
 #include "06_optimized/backward/steps.cuh"
+#include "06_optimized/ptx/add.cuh"
 #include "06_optimized/ptx/mma.cuh"
 #include "06_optimized/ptx/tma.cuh"
 #include "06_optimized/ptx/wgmma.cuh"
@@ -274,8 +275,7 @@ template <bool masked, class Tiles, class T>
 __global__ void __launch_bounds__(Tiles::threads, 1)
     hopper_kernel(const __grid_constant__ Maps maps, const __grid_constant__ Problem p,
                   const __grid_constant__ Passed passed, float scale, int section) {
-  extern __shared__ __align__(1024) unsigned char memory[];
-  auto& shared = *reinterpret_cast<Shared<Tiles, T>*>(memory);
+  auto& shared = FA_DYNAMIC_SHARED(Shared<Tiles, T>);
   if (threadIdx.x == 0) {
     init(&shared.KV_full, 1);
     constexpr int readers = masked ? 4 * Tiles::groups : Tiles::groups;  // warps, or groups

@@ -129,16 +129,6 @@ __device__ void hide(float (&P)[n], const int (&hidden)[2], float value = 0) {
     if (8 * (i / 4) + i % 2 < hidden[i / 2 % 2]) P[i] = value;
 }
 
-// ---- dQ ----
-
-// to[0 .. 3] += x, in the L2 cache; nothing comes back. Rungs 4 and 9.
-__device__ inline void add(float* to, const float* x) {
-  asm volatile("red.global.add.v4.f32 [%0], {%1, %2, %3, %4};"
-               :
-               : "l"(to), "f"(x[0]), "f"(x[1]), "f"(x[2]), "f"(x[3])
-               : "memory");
-}
-
 // ---- the end ----
 
 // dK and dV leave, a warp's 16 rows by themselves, through what were K and V of its group: 64 rows

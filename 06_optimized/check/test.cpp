@@ -75,12 +75,14 @@ StageUnderTest stage(const optimized::Rung& r) {
   s.promises.nan_tile = s.promises.nan_keys = 192;  // the tallest tile; tiles of keys are smaller
   s.promises.rejects_lengths = false;
   s.promises.host_memory = false;
-  s.effort = StageUnderTest::Effort::normal;
+  s.effort = effort(StageUnderTest::Effort::normal);
   if (r.whole_contract) {
     s.promises.max_d = optimized::max_d;
     s.promises.key_lengths = true;
+#ifndef FA_EMULATED
     s.promises.device_bytes = free_device_bytes;
-    s.effort = gpu_effort();
+#endif
+    s.effort = effort(gpu_effort());
   } else {
     s.promises.head_dims = r.d64 ? std::vector<Int>{64, 128} : std::vector<Int>{128};
     s.promises.unaligned = false;

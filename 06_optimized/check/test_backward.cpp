@@ -140,11 +140,13 @@ StageUnderTest stage(const BackwardRung& r) {
   s.promises.host_memory = false;
   s.promises.tests_forward = false;
   s.promises.deterministic_backward = r.deterministic;
-  s.effort = gpu_effort();
+  s.effort = effort(gpu_effort());
   if (r.whole_contract) {
     s.promises.max_d = optimized::max_d;
     s.promises.key_lengths = true;
+#ifndef FA_EMULATED
     s.promises.device_bytes = free_device_bytes;
+#endif
   } else {
     s.promises.head_dims = r.d64 ? std::vector<Int>{64, 128} : std::vector<Int>{128};
     s.promises.unaligned = false;

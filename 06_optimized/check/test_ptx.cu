@@ -9,11 +9,11 @@
 #include <vector>
 
 #include "06_optimized/ptx/barrier.cuh"
-#include "06_optimized/ptx/cp_async.cuh"
 #include "06_optimized/ptx/fragments.hpp"
 #include "06_optimized/ptx/mma.cuh"
 #include "06_optimized/ptx/tma.cuh"
 #include "06_optimized/ptx/wgmma.cuh"
+#include "common/core/cp_async.cuh"
 
 namespace fa::optimized {
 namespace {
@@ -101,7 +101,7 @@ testing::AssertionResult same(const std::vector<A>& got, const std::vector<B>& w
 template <class T>
 __global__ void mma_kernel(const T* Q, const T* K, const T* V, float* S_out, float* O_out,
                            int* wrong) {
-  __shared__ __align__(16) T tiles[3][16 * 64];
+  auto& tiles = *dynamic_shared<T[3][16 * 64]>();
   const int lane = threadIdx.x;
   for (int e = lane; e < 16 * 64; e += 32) {
     const int to = e / 64 * 64 + swizzled(e / 64, e % 64 / 8) * 8 + e % 8;
@@ -153,7 +153,7 @@ void test_mma() {
   const OnDevice<T> q(Q), k(K), v(V);
   const OnDevice<float> S(16 * 16), O(16 * 64);
   const OnDevice<int> wrong(std::vector<int>{0});
-  FA_LAUNCH(mma_kernel<T>, 1, 32, 0, nullptr, q, k, v, S, O, wrong);
+  FA_LAUNCH(mma_kernel<T>, 1, 32, 3 * 16 * 64 * sizeof(T), nullptr, q, k, v, S, O, wrong);
   EXPECT_EQ(wrong.back()[0], 0) << "registers that do not hold their places";
   const auto S_want = product(Q, K, 64, 16, true);
   EXPECT_TRUE(same(S.back(), S_want, 16)) << "S = Q K^T";
@@ -208,8 +208,7 @@ __global__ void __launch_bounds__(128)
     wgmma_kernel(const __grid_constant__ CUtensorMap map_Q,
                  const __grid_constant__ CUtensorMap map_K, const T* Q, const T* K, float* S_out,
                  float* O_out, Way way) {
-  extern __shared__ __align__(1024) unsigned char memory[];
-  auto& shared = *reinterpret_cast<Shared<T, Br, Bc, D>*>(memory);
+  auto& shared = FA_DYNAMIC_SHARED(Shared<T, Br, Bc, D>);
   if (threadIdx.x == 0) {
     init(&shared.full, 1);
     fence_barriers();
@@ -338,8 +337,7 @@ const Tensor tensors[] = {
 };
 
 __global__ void load_kernel(const __grid_constant__ CUtensorMap map, Bits* out, int rows, int D) {
-  extern __shared__ __align__(1024) unsigned char memory[];
-  Bits* const tile = reinterpret_cast<Bits*>(memory);
+  Bits* const tile = &FA_DYNAMIC_SHARED(Bits);
   Barrier& full = *reinterpret_cast<Barrier*>(tile + rows * D);
   for (int e = threadIdx.x; e < rows * D; e += 128) tile[e] = unwritten;
   fence_async();
@@ -403,7 +401,7 @@ __host__ __device__ Bits bits_of(int head, int i, int x) {
   return Bits(((head * 70 + i) * 256 + x) * 40503u >> 1);
 }
 __global__ void store_kernel(const __grid_constant__ CUtensorMap map) {
-  __shared__ __align__(1024) Bits tile[64 * 64];
+  Bits* const tile = FA_DYNAMIC_SHARED(Bits[64 * 64]);
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, i0 = blockIdx.x * 64;
   const int head = blockIdx.z * gridDim.y + blockIdx.y;
   Bits* const mine = tile + 16 * warp * 64;
@@ -431,7 +429,7 @@ TEST_F(Hopper, TmaStorePutsWhatStmatrixLeftInItsPlaceAndNothingBeyondTheEnd) {
   for (const Tensor& t : tensors) {
     if (!t.is_output) continue;
     const OnDevice<Bits> memory(storage_size);
-    FA_LAUNCH(store_kernel, dim3((t.N + 63) / 64, t.H, t.B), 128, 0, nullptr,
+    FA_LAUNCH(store_kernel, dim3((t.N + 63) / 64, t.H, t.B), 128, 64 * 64 * 2, nullptr,
               tensor_map(t.on(memory), t.B, t.H, t.N, t.d, 16));
     std::vector<Bits> want(storage_size, unwritten);
     for (int head = 0; head < t.B * t.H; ++head)
@@ -446,9 +444,13 @@ TEST_F(Hopper, TmaStorePutsWhatStmatrixLeftInItsPlaceAndNothingBeyondTheEnd) {
 
 // Two warps pass `count` rounds of numbers through a ring; now one is slow, now the other.
 template <int size>
+struct Passing {
+  int buffer[size][32];
+  Barrier full[size], free[size];
+};
+template <int size>
 __global__ void ring_kernel(int* out, int count) {
-  __shared__ int buffer[size][32];
-  __shared__ Barrier full[size], free[size];
+  auto& [buffer, full, free] = *dynamic_shared<Passing<size>>();
   const int lane = threadIdx.x % 32;
   if (threadIdx.x == 0) {
     for (int i = 0; i < size; ++i) {
@@ -478,7 +480,7 @@ void test_ring() {
   std::vector<int> want(32 * 200);
   for (int e = 0; e < int(want.size()); ++e) want[e] = e;
   const OnDevice<int> out(want.size());
-  FA_LAUNCH(ring_kernel<size>, 1, 64, 0, nullptr, out, 200);
+  FA_LAUNCH(ring_kernel<size>, 1, 64, sizeof(Passing<size>), nullptr, out, 200);
   EXPECT_TRUE(same(out.back(), want, 32)) << "a ring of " << size;
 }
 TEST_F(Hopper, ARingPassesEveryRoundOnce) {
@@ -575,7 +577,9 @@ void test_numbers() {
     EXPECT_EQ(float(pair[1]), 1);
     EXPECT_TRUE(std::isnan(x[e]) ? std::isnan(got) : std::signbit(got) == std::signbit(x[e]))
         << x[e];
-    if (e < 4) EXPECT_EQ(got, x[e]);
+    if (e < 4) {
+      EXPECT_EQ(got, x[e]);
+    }
     if (e < 5) continue;
     EXPECT_NEAR(y[e], std::exp2(x[e]), 1e-6 * y[e]) << x[e];
     // std::nearbyint rounds ties to even, as the tensor cores' types want it.

@@ -2,6 +2,7 @@
 #pragma once
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <functional>
 #include <initializer_list>
@@ -9,6 +10,7 @@
 #include <string>
 
 #include "common/judge/cases.hpp"
+#include "common/judge/stage.hpp"
 
 namespace fa::judge {
 
@@ -19,6 +21,16 @@ inline Spec spec(std::int64_t Nq, std::int64_t Nk, std::int64_t d, Causal causal
   s.p.d = d;
   s.p.causal = causal;
   return s;
+}
+
+// A thread of a tensor core's kernel is a fiber that meets its warp at every product: the emulator
+// affords short lists.
+inline StageUnderTest::Effort effort(StageUnderTest::Effort on_gpu) {
+#ifdef FA_EMULATED
+  return std::min(on_gpu, StageUnderTest::Effort::small);
+#else
+  return on_gpu;
+#endif
 }
 
 // The words in which f refuses its arguments.

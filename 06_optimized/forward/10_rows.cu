@@ -184,8 +184,7 @@ __device__ void compute(Shared& shared, const Maps& maps, const Problem& p, cons
 __global__ void __launch_bounds__(threads, 1)
     rows_kernel(const __grid_constant__ Maps maps, const __grid_constant__ Problem p,
                 const __grid_constant__ Forward<T> t, float scale) {
-  extern __shared__ __align__(1024) unsigned char memory[];
-  auto& shared = *reinterpret_cast<Shared*>(memory);
+  auto& shared = FA_DYNAMIC_SHARED(Shared);
   if (threadIdx.x == 0) {
     init(&shared.Q_full, 1);
     for (int i = 0; i < stages; ++i) {

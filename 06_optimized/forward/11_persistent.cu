@@ -177,8 +177,7 @@ __device__ void compute(Shared& shared, const ForwardMaps& maps, const Problem& 
 __global__ void __launch_bounds__(threads, 1)
     persistent_kernel(const __grid_constant__ ForwardMaps maps, const __grid_constant__ Problem p,
                       const __grid_constant__ Forward<T> t, int count, float scale) {
-  extern __shared__ __align__(1024) unsigned char memory[];
-  auto& shared = *reinterpret_cast<Shared*>(memory);
+  auto& shared = FA_DYNAMIC_SHARED(Shared);
   if (threadIdx.x == 0) {
     init(shared.Q_full, shared.Q_free, 4 * groups);  // a lane of each warp says so
     init(shared.K_full, shared.K_free, groups);      // a thread of each group

@@ -212,7 +212,7 @@ __device__ void compute(Shared<Tiles, T>& shared, const ForwardMaps& maps, const
       if constexpr (decltype(masked)::value) hide(S, visible, j * Bc);
       softmax<Tiles::branch, clamp>(S, c, m, l, alpha);
       // ptxas moves this wait up between the exponentials, unless a branch is in the way.
-      if (Tiles::branch == Branch::after_weights && l[0] + l[1] < 0) asm volatile("brkpt;");
+      if (Tiles::branch == Branch::after_weights && l[0] + l[1] < 0) stop();
       wgmma_wait<0>(O);
       if (leader) arrive(&shared.V_free[before.at]);
       round_to<T>(P, S);
@@ -266,8 +266,7 @@ __global__ void __launch_bounds__(Tiles::threads, 1)
     hopper_kernel(const __grid_constant__ ForwardMaps maps, const __grid_constant__ Problem p,
                   const __grid_constant__ Forward<T> t, const __grid_constant__ Order<int> order,
                   unsigned* taken, float scale) {
-  extern __shared__ __align__(1024) unsigned char memory[];
-  auto& shared = *reinterpret_cast<Shared<Tiles, T>*>(memory);
+  auto& shared = FA_DYNAMIC_SHARED(Shared<Tiles, T>);
   if (threadIdx.x == 0) {
     init(shared.Q_full, shared.Q_free, 4 * Tiles::groups);  // a lane of each warp says so
     init(shared.K_full, shared.K_free, Tiles::groups);      // a thread of each group

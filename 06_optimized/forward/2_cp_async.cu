@@ -15,8 +15,8 @@
 // Measured: 47 TFLOP/s after 45, cool 51 after 49. Little gained yet: shared memory is the limit,
 // not the copies.
 #include "06_optimized/optimized.hpp"
-#include "06_optimized/ptx/cp_async.cuh"
 #include "06_optimized/ptx/mma.cuh"
+#include "common/core/cp_async.cuh"
 
 namespace fa::optimized {
 namespace {

@@ -23,9 +23,9 @@
 
 #include "06_optimized/optimized.hpp"
 #include "06_optimized/order.cuh"
-#include "06_optimized/ptx/cp_async.cuh"
 #include "06_optimized/ptx/fragments.hpp"
 #include "06_optimized/ptx/mma.cuh"
+#include "common/core/cp_async.cuh"
 
 namespace fa::optimized {
 namespace {

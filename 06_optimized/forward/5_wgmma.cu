@@ -55,8 +55,7 @@ struct Place {
 __global__ void __launch_bounds__(threads)
     wgmma_kernel(const __grid_constant__ Maps maps, const __grid_constant__ Problem p,
                  const __grid_constant__ Forward<T> t, float scale) {
-  extern __shared__ __align__(1024) unsigned char memory[];
-  auto& shared = *reinterpret_cast<Shared*>(memory);
+  auto& shared = FA_DYNAMIC_SHARED(Shared);
   if (threadIdx.x == 0) {
     init(&shared.full, 1);
     fence_barriers();

@@ -87,7 +87,7 @@ __device__ void compute(Shared& shared, const Maps& maps, const Problem& p, cons
   // ptxas moves exponentials out of it, but nothing over a branch, even one that is never taken: no
   // factor and no sum is negative.
   const auto border = [](float x) {
-    if (locked && x < 0) asm volatile("brkpt;");
+    if (locked && x < 0) stop();
   };
   const auto enter = [&] {
     border(alpha[0] + alpha[1]);
@@ -173,8 +173,7 @@ template <bool locked>
 __global__ void __launch_bounds__(threads, 1)
     pingpong_kernel(const __grid_constant__ Maps maps, const __grid_constant__ Problem p,
                     const __grid_constant__ Forward<T> t, float scale) {
-  extern __shared__ __align__(1024) unsigned char memory[];
-  auto& shared = *reinterpret_cast<Shared*>(memory);
+  auto& shared = FA_DYNAMIC_SHARED(Shared);
   if (threadIdx.x == 0) {
     init(&shared.Q_full, 1);
     for (int i = 0; i < stages; ++i) {

@@ -105,7 +105,7 @@ __device__ void softmax(float (&S)[n], float c, float (&m)[2], float (&l)[2], fl
   for (int r = 0; r < 2; ++r) {
     float mc;
     new_maximum_of<clamp>(r, S, c, m[r], mc, alpha[r]);
-    if (branch == Branch::after_first_maximum && r == 0 && alpha[r] < 0) asm volatile("brkpt;");
+    if (branch == Branch::after_first_maximum && r == 0 && alpha[r] < 0) stop();
     weights_of(r, S, c, mc, alpha[r], l[r]);
   }
 }

@@ -1,15 +1,29 @@
 // How parts of a block wait for each other on Hopper (compute capability 9.0), beside
 // __syncthreads: barriers in shared memory that also count bytes, numbered barriers for some of the
-// warps, and registers that go from those who wait to those who work.
+// warps, a branch that keeps code on its side, and registers that go from those who wait to those
+// who work.
 #pragma once
 #include <cstdint>
 
+#include "common/core/cuda.hpp"
+#ifdef FA_EMULATED
+#include "06_optimized/ptx/on_cpu/barrier.hpp"
+#endif
+
 namespace fa::optimized {
 
+#ifndef FA_EMULATED
 // Where a pointer into shared memory points, as the instructions want it.
 __device__ inline std::uint32_t shared_address(const void* p) {
   return std::uint32_t(__cvta_generic_to_shared(p));
 }
+
+// ---- a branch that is never taken ----
+// ptxas moves arithmetic across barriers and waits, but nothing across a branch. So
+// `if (what never holds) stop();` keeps apart what stands before and behind it. Were it reached,
+// the launch would end with an error.
+
+__device__ inline void stop() { asm volatile("brkpt;"); }
 
 // ---- barriers in shared memory ("mbarrier") ----
 // A barrier has a phase, 0 first, that ends when `count` arrivals have come and all the bytes that
@@ -50,29 +64,6 @@ __device__ inline void wait(Barrier* b, std::uint32_t phase) {
         : "r"(shared_address(b)), "r"(phase)
         : "memory");
   while (!done);
-}
-
-// A place in a ring of buffers, and the phase in which it is visited.
-template <int size>
-struct Ring {
-  int at = 0;
-  std::uint32_t phase = 0;
-  __device__ void next() {
-    if (++at == size) {
-      at = 0;
-      phase ^= 1;
-    }
-  }
-};
-
-// The barriers of a ring: a buffer is full when the loader says so and its bytes are there, free
-// when all its readers have said so.
-template <int size>
-__device__ void init(Barrier (&full)[size], Barrier (&free)[size], int readers) {
-  for (int i = 0; i < size; ++i) {
-    init(&full[i], 1);
-    init(&free[i], readers);
-  }
 }
 
 // ---- numbered barriers, 1 to 15 (0 is __syncthreads) ----
@@ -121,6 +112,33 @@ __device__ inline bool elected() {
       : "=r"(me));
   return me;
 }
+#endif  // not FA_EMULATED
+
+// ---- what they are used for, on GPU and CPU alike ----
+
+// A place in a ring of buffers, and the phase in which it is visited.
+template <int size>
+struct Ring {
+  int at = 0;
+  std::uint32_t phase = 0;
+  __device__ void next() {
+    if (++at == size) {
+      at = 0;
+      phase ^= 1;
+    }
+  }
+};
+
+// The barriers of a ring: a buffer is full when the loader says so and its bytes are there, free
+// when all its readers have said so.
+template <int size>
+__device__ void init(Barrier (&full)[size], Barrier (&free)[size], int readers) {
+  for (int i = 0; i < size; ++i) {
+    init(&full[i], 1);
+    init(&free[i], readers);
+  }
+}
+
 // The same value in all lanes, and the compiler knows it.
 __device__ inline int uniform(int x) { return __shfl_sync(0xffffffff, x, 0); }
 

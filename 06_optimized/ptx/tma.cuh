@@ -5,7 +5,11 @@
 // A tile of R rows and D columns of 16 bits comes as D / 64 boxes of 64 columns, one after the
 // other; a row of a box has 128 bytes, eight chunks of 16. swizzled_chunk() says where they lie.
 #pragma once
+#ifdef FA_EMULATED
+#include "06_optimized/ptx/on_cpu/copies.hpp"
+#else
 #include <cuda.h>
+#endif
 
 #include <string>
 
@@ -34,6 +38,12 @@ bool has_tensor_map(const View<T>& v, std::int64_t B, std::int64_t H, std::int64
 template <class T>
 CUtensorMap tensor_map(const View<T>& v, std::int64_t B, std::int64_t H, std::int64_t N,
                        std::int64_t d, int rows) {
+#ifdef FA_EMULATED
+  return {reinterpret_cast<char*>(const_cast<std::remove_const_t<T>*>(v.data)),
+          {d, N, H, B},
+          {2, v.row * 2, v.head * 2, v.batch * 2},
+          rows};
+#else
   using Encode = decltype(&cuTensorMapEncodeTiled);
   static const auto encode = [] {
     void* f = nullptr;
@@ -60,6 +70,7 @@ CUtensorMap tensor_map(const View<T>& v, std::int64_t B, std::int64_t H, std::in
     throw CudaError(cudaErrorInvalidValue,
                     "cuTensorMapEncodeTiled failed with CUresult " + std::to_string(int(code)));
   return map;
+#endif
 }
 
 // Of all tensors of a forward pass, for tiles of Br queries and Bc keys. O leaves by 16 rows, those
@@ -75,6 +86,7 @@ ForwardMaps maps_of(const Problem& p, const Forward<T>& t, int Br, int Bc) {
 
 // ---- device ----
 
+#ifndef FA_EMULATED
 // Asks for the box at column x, row i of head h and batch b; its bytes (all of them, also those
 // outside the tensor) are counted by the barrier.
 __device__ inline void tma_load(void* to, const CUtensorMap& map, Barrier* full, int x, int i,
@@ -120,20 +132,6 @@ __device__ inline void stmatrix(void* row, const std::uint32_t (&fragment)[4]) {
                : "memory");
 }
 
-// A warp's 16 rows of a result, held as wgmma.cuh says, rounded, to where they begin in a tile of
-// `rows` rows that TMA will store.
-template <int rows, class T, int n>
-__device__ void put(T* to, const float (&X)[n], int lane) {
-#pragma unroll
-  for (int x = 0; x < n / 8; ++x) {
-    std::uint32_t fragment[4];
-#pragma unroll
-    for (int k = 0; k < 4; ++k)
-      fragment[k] = rounded_pair<T>(X[8 * x + 2 * k], X[8 * x + 2 * k + 1]);
-    stmatrix(to + x / 4 * rows * 64 + swizzled_chunk(lane % 16, 2 * (x % 4) + lane / 16), fragment);
-  }
-}
-
 // As stmatrix, each block transposed: fragment[i] is a lane's pair of a column of block i.
 __device__ inline void stmatrix_transposed(void* row, const std::uint32_t (&fragment)[4]) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};"
@@ -157,6 +155,21 @@ __device__ inline void bulk_add(float* to, const float* from, int bytes) {
                :
                : "l"(to), "r"(shared_address(from)), "r"(bytes)
                : "memory");
+}
+#endif  // not FA_EMULATED
+
+// A warp's 16 rows of a result, held as wgmma.cuh says, rounded, to where they begin in a tile of
+// `rows` rows that TMA will store.
+template <int rows, class T, int n>
+__device__ void put(T* to, const float (&X)[n], int lane) {
+#pragma unroll
+  for (int x = 0; x < n / 8; ++x) {
+    std::uint32_t fragment[4];
+#pragma unroll
+    for (int k = 0; k < 4; ++k)
+      fragment[k] = rounded_pair<T>(X[8 * x + 2 * k], X[8 * x + 2 * k + 1]);
+    stmatrix(to + x / 4 * rows * 64 + swizzled_chunk(lane % 16, 2 * (x % 4) + lane / 16), fragment);
+  }
 }
 
 }  // namespace fa::optimized

@@ -8,16 +8,21 @@
 //
 // Between commit and wait the registers of a product belong to the tensor cores.
 #pragma once
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-
 #include <cstdint>
 
 #include "06_optimized/ptx/barrier.cuh"
+#ifdef FA_EMULATED
+#include "06_optimized/ptx/on_cpu/products.hpp"
+#else
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
 #include "06_optimized/ptx/wgmma_shapes.inc"
+#endif
 
 namespace fa::optimized {
 
+#ifndef FA_EMULATED
 // Before the first product after ordinary code has touched C or A in registers.
 __device__ inline void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" : : : "memory"); }
 // The products since the last commit are a group; groups end in order.
@@ -32,6 +37,7 @@ __device__ void wgmma_wait(float (&C)[n]) {
 #pragma unroll
   for (int i = 0; i < n; ++i) asm volatile("" : "+f"(C[i]) : : "memory");
 }
+#endif  // not FA_EMULATED
 
 // ---- matrices in shared memory, as tiles of tma.cuh: boxes of 64 columns, swizzled ----
 // A descriptor is an address in units of 16 bytes, two distances, and the kind of swizzle. Adding n
@@ -76,6 +82,7 @@ __device__ void multiply(float (&C)[n], const T* A, const T* B) {
                                             b + x * 128 / 16, x > 0);
 }
 
+#ifndef FA_EMULATED
 // For products that are under way from one step of a loop to the next. The compiler is told that C
 // has its value here and nowhere later; or that its value is no longer needed, although the next
 // product, which will overwrite it, is written as one that adds.
@@ -89,5 +96,6 @@ __device__ void forget(float (&C)[n]) {
 #pragma unroll
   for (int i = 0; i < n; ++i) asm volatile("" : "=f"(C[i]));
 }
+#endif  // not FA_EMULATED
 
 }  // namespace fa::optimized

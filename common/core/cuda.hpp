@@ -129,8 +129,10 @@ inline void check_launch(const char* kernel, const char* file, int line, const c
 
 // FA_LAUNCH_EARLY(...): the same, but the kernel need not wait for the one before it in the stream
 // ("programmatic stream serialization", from compute capability 9.0 on): it may start as soon as
-// all blocks of that kernel have allowed it or ended.
-#if defined(__CUDACC__) && !defined(FA_EMULATED)
+// all blocks of that kernel have allowed it or ended. On the CPU that one has always ended.
+#if defined(FA_EMULATED)
+#define FA_LAUNCH_EARLY FA_LAUNCH
+#elif defined(__CUDACC__)
 template <class... Parameters, class... Arguments>
 void launch_early(void (*kernel)(Parameters...), dim3 grid, dim3 block, std::size_t shared_bytes,
                   cudaStream_t stream, Arguments&&... arguments) {
@@ -167,6 +169,15 @@ __device__ T* dynamic_shared() {
   extern __shared__ __align__(16) unsigned char fa_dynamic_shared_memory[];
   return reinterpret_cast<T*>(fa_dynamic_shared_memory);
 }
+#endif
+
+// FA_DYNAMIC_SHARED(T): the same as one T, aligned to 1024 bytes as the copy engine of Hopper wants
+// its tiles. No function: nvcc makes other code of some kernels where a function returns the place.
+#if defined(FA_EMULATED)
+#define FA_DYNAMIC_SHARED(...) (*::fa::dynamic_shared<__VA_ARGS__>())
+#elif defined(__CUDACC__)
+extern __shared__ __align__(1024) unsigned char fa_dynamic_shared_tiles[];
+#define FA_DYNAMIC_SHARED(...) (*reinterpret_cast<__VA_ARGS__*>(::fa::fa_dynamic_shared_tiles))
 #endif
 
 // The most dynamic shared memory that a block may have on the current GPU, in bytes.

@@ -9,12 +9,16 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <new>
+#include <random>
 #include <set>
 #include <stdexcept>
 #include <utility>
 #include <vector>
 
 #include "common/core/check.hpp"
+#include "common/emulator/block.hpp"
+#include "common/emulator/hooks.hpp"
 
 uint3 threadIdx, blockIdx;
 dim3 blockDim, gridDim;
@@ -127,10 +131,8 @@ extern char shared_end[] asm("__stop_fa_shared") __attribute__((weak));
 namespace fa::emulator {
 namespace {
 
-constexpr std::size_t stack_bytes = 64 * 1024;
 constexpr unsigned warp_size = 32;
 constexpr std::size_t shared_without_asking = 48 * 1024;
-std::size_t shared_limit = 99 * 1024;
 bool first_block_only = false;
 // Bytes behind a block's shared memory that must stay as they are. AddressSanitizer sees more, even
 // a read, if there are none.
@@ -140,24 +142,16 @@ constexpr std::size_t fence = 0;
 constexpr std::size_t fence = 4096;
 #endif
 
-enum class State { fresh, ready, waits_for_warp, waits_for_block, done };
-
-struct Fiber {
-  std::unique_ptr<char[]> stack;
-  void* at = nullptr;  // its stack pointer while it waits
-  void* tsan = nullptr;
-  State state = State::fresh;
-  unsigned mask = 0;        // of the lanes that it waits for
-  std::uint64_t value = 0;  // handed to the others of its warp
-  unsigned warp_phase = 0, block_phase = 0;
-  std::vector<fa::emulator::Copy> copies;  // asked for, not waited for
-  unsigned waits = 0;
-};
-
 // A barrier's object for the sanitizer: two, because a fast thread may arrive at the next barrier
 // before a slow one has left this one.
 struct Sync {
   char phase[2];
+};
+
+// What FA_DYNAMIC_SHARED promises.
+constexpr std::align_val_t shared_alignment{1024};
+struct FreeShared {
+  void operator()(char* memory) const { ::operator delete(memory, shared_alignment); }
 };
 
 struct Launch {
@@ -171,8 +165,13 @@ struct Launch {
   Sync block{};
   std::vector<Sync> warps;
   char begin = 0, end = 0;
-  std::unique_ptr<char[]> shared;
+  std::unique_ptr<char, FreeShared> shared;
   std::size_t shared_bytes = 0;
+  bool inside = false;  // a fiber runs, not the scheduler
+  std::string finding;
+  std::list<std::unique_ptr<Pending>> pending;
+  std::map<const void*, std::shared_ptr<void>> states;  // see block_state()
+  std::vector<unsigned> order;                          // of the warps
 };
 
 std::mutex one_launch_at_a_time;
@@ -185,23 +184,26 @@ std::set<std::string> kernels;              // guarded by the same mutex
 // Of launches that came to their end, for the next, since ThreadSanitizer takes as long to make a
 // fiber as for much of what it does. Guarded by the same mutex.
 std::vector<Fiber> rested;
+Schedule schedule = Schedule::asked_for();
+std::mt19937 randomness;
 
 void note(cudaStream_t stream) {
   const std::lock_guard lock(one_launch_at_a_time);
   streams.insert(stream);
 }
 
-Fiber& self() { return running->fibers[running->current]; }
-
 void yield(State state) {
-  self().state = state;
-  ++self().waits;
+  Fiber& fiber = running->fibers[running->current];
+  fiber.state = state;
+  ++fiber.waits;
+  running->inside = false;
   tsan_switch(running->scheduler_tsan);
-  fa_switch_stack(&self().at, running->scheduler);
+  fa_switch_stack(&fiber.at, running->scheduler);
 }
 
-void wait_for_warp(unsigned mask) {
+void wait_for_warp(unsigned mask, Place place) {
   self().mask = mask;
+  self().place = place;
   yield(State::waits_for_warp);
 }
 
@@ -228,18 +230,29 @@ void* fresh_stack(char* stack) {
   return at;
 }
 
+// Ends the launch. Its fibers never end: what comes next must not count as a race with what they did.
+[[noreturn]] void give_up(const std::string& why) {
+  for (const Fiber& f : running->fibers) tsan_join(f.tsan, running->scheduler_tsan);
+  throw std::logic_error(std::string(running->kernel) + ": block " + std::to_string(blockIdx.x) +
+                         why);
+}
+
 void resume(unsigned index) {
   Fiber& fiber = running->fibers[index];
   running->current = index;
+  current_stack = fiber.stack.get();
   const dim3& b = blockDim;
   threadIdx = {index % b.x, index / b.x % b.y, index / b.x / b.y};
   if (fiber.state == State::fresh) {
     fiber.at = fresh_stack(fiber.stack.get());
-    fiber.copies.clear();
+    fiber.copies = {};
+    forget_loans();
   }
   fiber.state = State::ready;
+  running->inside = true;
   tsan_switch(fiber.tsan);
   fa_switch_stack(&running->scheduler, fiber.at);
+  if (!running->finding.empty()) give_up(running->finding);
 }
 
 bool runnable(State s) { return s == State::fresh || s == State::ready; }
@@ -258,7 +271,7 @@ std::string list(State state) {
       continue;
     }
     text += (runs == 1 ? "threads " : ", ") + std::to_string(first);
-    if (t > first) text += "-" + std::to_string(t);
+    if (t > first) text.append("-").append(std::to_string(t));
   }
   return more ? text + " and " + std::to_string(more) + " more" : text;
 }
@@ -275,8 +288,10 @@ bool open_warp_barriers(unsigned first, unsigned end) {
     bool all = true;
     for (unsigned u = first; u < end; ++u)
       if (of_mask(u) && fibers[u].state != State::done &&
-          !(fibers[u].state == State::waits_for_warp && fibers[u].mask == mask))
+          !(fibers[u].state == State::waits_for_warp && fibers[u].mask == mask &&
+            fibers[u].together == fibers[t].together))
         all = false;
+    if (all && fibers[t].together) fibers[t].together(first);
     for (unsigned u = first; all && u < end; ++u)
       if (of_mask(u) && fibers[u].state == State::waits_for_warp) fibers[u].state = State::ready;
     opened |= all;
@@ -284,46 +299,211 @@ bool open_warp_barriers(unsigned first, unsigned end) {
   return opened;
 }
 
+// What the threads of a block wait for, beside their warp and their block: each thing once.
+std::string other_waits() {
+  std::map<std::string, std::vector<unsigned>> waits;
+  for (unsigned t = 0; t < running->fibers.size(); ++t)
+    if (const Fiber& f = running->fibers[t]; f.state == State::waits)
+      waits[f.what(f.wait) + " at " + text_of(f.place)].push_back(t);
+  std::string text;
+  for (const auto& [what, threads] : waits) {
+    if (!text.empty()) text += "; ";
+    text += "threads ";
+    for (std::size_t i = 0, end; i < threads.size(); i = end) {
+      for (end = i + 1; end < threads.size() && threads[end] == threads[end - 1] + 1;) ++end;
+      if (i) text += ", ";
+      text += std::to_string(threads[i]);
+      if (end - i > 1) text.append("-").append(std::to_string(threads[end - 1]));
+    }
+    text += " wait " + what;
+  }
+  return text;
+}
+
+// One of the things that somebody waits for happens. Which kind comes last changes from block to
+// block.
+bool something_happens() {
+  std::vector<std::list<std::unique_ptr<Pending>>::iterator> now;
+  for (auto p = running->pending.begin(); p != running->pending.end(); ++p)
+    if ((*p)->wanted() && (*p)->possible()) now.push_back(p);
+  if (now.empty()) return false;
+  std::size_t choice = 0;
+  if (schedule.timing == Timing::random)
+    choice = randomness() % now.size();
+  else
+    while (choice + 1 < now.size() && (*now[choice])->kind() == int(blockIdx.x % 2)) ++choice;
+  const std::unique_ptr<Pending> one = std::move(*now[choice]);
+  running->pending.erase(now[choice]);
+  one->happen();
+  return true;
+}
+
+// Those that may happen although nobody waits: all of them if times are early.
+bool some_happen() {
+  bool any = false;
+  auto& pending = running->pending;
+  for (auto p = pending.begin(); p != pending.end();) {
+    const bool now = schedule.timing == Timing::early || chance(16);
+    if (!now || !(*p)->possible()) {
+      ++p;
+      continue;
+    }
+    const std::unique_ptr<Pending> one = std::move(*p);
+    p = pending.erase(p);
+    one->happen();
+    any = true;
+  }
+  return any;
+}
+
+// Runs the threads of a warp until all wait. Those that wait for the same pass together.
+bool run_warp(unsigned first, unsigned end) {
+  auto& fibers = running->fibers;
+  bool ran = false;
+  do {
+    for (unsigned t = first; t < end; ++t)
+      if (Fiber& f = fibers[t]; f.state == State::waits && f.ends(f.wait)) f.state = State::ready;
+    for (unsigned t = first; t < end; ++t)
+      if (runnable(fibers[t].state)) {
+        resume(t);
+        ran = true;
+      }
+  } while (open_warp_barriers(first, end));
+  return ran;
+}
+
 // Runs every warp until its threads wait at __syncthreads or have returned, then opens that
-// barrier.
+// barrier. If times are random, warps have priorities that change now and then, and the first that
+// can run does: so one may starve for long (as in PCT, "A randomized scheduler with probabilistic
+// guarantees of finding bugs", 2010).
 void run_block() {
   auto& fibers = running->fibers;
   const unsigned n = unsigned(fibers.size()), warps = (n + warp_size - 1) / warp_size;
+  const bool random = schedule.timing == Timing::random;
   const auto has = [&](State s) {
     return std::any_of(fibers.begin(), fibers.end(), [&](auto& f) { return f.state == s; });
   };
+  auto& order = running->order;
+  order.resize(warps);
+  for (unsigned w = 0; w < warps; ++w) order[w] = blockIdx.x % 2 ? warps - 1 - w : w;
+  if (random) std::shuffle(order.begin(), order.end(), randomness);
   do {
     ++phase;
     for (Fiber& f : fibers)
       if (f.state == State::waits_for_block) f.state = State::ready;
-    for (unsigned w = 0; w < warps; ++w) {
-      const unsigned first = (blockIdx.x % 2 ? warps - 1 - w : w) * warp_size;
-      const unsigned end = std::min(first + warp_size, n);
-      do
-        for (unsigned t = first; t < end; ++t)
-          if (runnable(fibers[t].state)) resume(t);
-      while (open_warp_barriers(first, end));
+    for (bool ran = true; ran;) {
+      ran = false;
+      for (const unsigned w : order) {
+        ran |= run_warp(w * warp_size, std::min((w + 1) * warp_size, n));
+        if (random && ran) break;
+      }
+      ran |= some_happen();
+      if (chance(48)) std::shuffle(order.begin(), order.end(), randomness);
+      ran = ran || something_happens();
     }
-    if (has(State::waits_for_warp)) {
-      // They never end: what comes next must not count as a race with what they did.
-      for (const Fiber& f : fibers) tsan_join(f.tsan, running->scheduler_tsan);
-      throw std::logic_error(
-          std::string(running->kernel) + ": block " + std::to_string(blockIdx.x) +
-          " hangs: " + list(State::waits_for_warp) +
-          " wait for their warp (__syncwarp or a shuffle), but not all lanes of the mask come" +
-          (has(State::waits_for_block)
-               ? "; " + list(State::waits_for_block) + " wait in __syncthreads"
-               : ""));
+    if (has(State::waits_for_warp) || has(State::waits)) {
+      std::string why;
+      const auto say = [&](const std::string& more) {
+        why.append(why.empty() ? "" : "; ").append(more);
+      };
+      if (has(State::waits_for_warp))
+        say(list(State::waits_for_warp) +
+            " wait for their warp (__syncwarp or a shuffle), but not all lanes of the mask come");
+      if (has(State::waits)) say(other_waits());
+      if (has(State::waits_for_block)) say(list(State::waits_for_block) + " wait in __syncthreads");
+      give_up(" hangs: " + why);
     }
   } while (has(State::waits_for_block));
+  while (!running->pending.empty()) {
+    const std::unique_ptr<Pending> one = std::move(running->pending.front());
+    running->pending.pop_front();
+    if (const std::string why = one->at_the_end(); !why.empty()) finding(why);
+    one->happen();
+  }
 }
 
 }  // namespace
 
+Device device;
+bool hooked = false;
+const char* current_stack = nullptr;
+std::uint64_t block_number = 0;
+
+Schedule Schedule::asked_for() {
+  const char* const text = std::getenv("FA_TIMING");
+  const std::string word = text ? text : "late";
+  if (word == "late") return {Timing::late, 0};
+  if (word == "early") return {Timing::early, 0};
+  char* end = nullptr;
+  const unsigned long seed = std::strtoul(word.c_str(), &end, 10);
+  require(!word.empty() && *end == 0, "FA_TIMING is late, early or a number, got '", word, "'");
+  return {Timing::random, unsigned(seed)};
+}
+WithSchedule::WithSchedule(Schedule now) : before_(std::exchange(schedule, now)) {}
+WithSchedule::~WithSchedule() { schedule = before_; }
+
+Fiber& self() { return running->fibers[running->current]; }
+bool in_a_thread() { return running && running->inside; }
+unsigned thread() { return running->current; }
+std::vector<Fiber>& all_threads() { return running->fibers; }
+void wait(bool (*ends)(const void*), std::string (*what)(const void*), const void* of, Place at) {
+  Fiber& fiber = self();
+  fiber.ends = ends;
+  fiber.what = what;
+  fiber.wait = of;
+  fiber.place = at;
+  yield(State::waits);
+}
+void together(void (*f)(unsigned), const void* given, Place at) {
+  self().given = given;
+  self().together = f;
+  wait_for_warp(0xffffffff, at);
+  self().together = nullptr;
+}
+void maybe_others_first() {
+  if (chance(8)) yield(State::ready);
+}
+Timing timing() { return schedule.timing; }
+bool chance(unsigned one_in) {
+  return schedule.timing == Timing::random && randomness() % one_in == 0;
+}
+void ask(std::unique_ptr<Pending> what) {
+  if (schedule.timing == Timing::early && what->possible())
+    what->happen();
+  else
+    running->pending.push_back(std::move(what));
+}
+void finding(const std::string& sentence) {
+  const std::string text = std::string(": ").append(sentence);
+  if (!running->inside) give_up(text);
+  running->finding = text;
+  yield(State::done);
+}
+std::shared_ptr<void>& block_state(const void* key) { return running->states[key]; }
+std::size_t shared_bytes() { return running ? running->shared_bytes : 0; }
+char* generic_memory() { return running->shared.get(); }
+void release([[maybe_unused]] const void* x) {
+  ::release(static_cast<char*>(const_cast<void*>(x)));
+}
+void acquire([[maybe_unused]] const void* x) {
+  ::acquire(static_cast<char*>(const_cast<void*>(x)));
+}
+
 void misaligned() { last_error = cudaErrorMisalignedAddress; }
 unsigned lane() { return running->current % warp_size; }
 void* dynamic_shared_memory() { return running->shared.get(); }
-std::vector<Copy>& copies_under_way() { return self().copies; }
+Copies& copies() { return self().copies; }
+void wait_for_copies(int newest) {
+  auto& all = copies().under_way;
+  const int arrived = copies().group - newest;
+  const auto end =
+      std::find_if(all.begin(), all.end(), [&](const Copy& c) { return c.group >= arrived; });
+  std::for_each(all.begin(), end, [](const Copy& c) {
+    if (c.bytes > 0) std::memcpy(c.to, c.from, std::size_t(c.bytes));
+    std::memset(c.to + c.bytes, 0, std::size_t(c.size - c.bytes));
+  });
+  all.erase(all.begin(), end);
+}
 Position position() {
   if (!running) return {};
   const char* const shared = running->shared.get();
@@ -334,22 +514,22 @@ Position position() {
 // A shuffle: it brings the lanes together, but orders no memory. That is what __syncwarp is for.
 std::uint64_t exchange(unsigned mask, std::uint64_t value, unsigned source) {
   self().value = value;
-  wait_for_warp(mask);
+  wait_for_warp(mask, FA_HERE);
   const unsigned first = running->current / warp_size * warp_size;
   const bool inside = source < warp_size && first + source < running->fibers.size();
   const std::uint64_t result = inside ? running->fibers[first + source].value : value;
-  wait_for_warp(mask);
+  wait_for_warp(mask, FA_HERE);
   return result;
 }
 
 bool any(unsigned mask, bool x) {
   self().value = x;
-  wait_for_warp(mask);
+  wait_for_warp(mask, FA_HERE);
   const unsigned first = running->current / warp_size * warp_size;
   bool result = false;
   for (unsigned l = 0; l < warp_size && first + l < running->fibers.size(); ++l)
     result |= (mask >> l & 1) && running->fibers[first + l].value;
-  wait_for_warp(mask);
+  wait_for_warp(mask, FA_HERE);
   return result;
 }
 
@@ -391,7 +571,7 @@ void launch(const char* kernel, const void* function, dim3 grid, dim3 block,
     launch.fibers.push_back(std::move(f));
   }
   launch.shared_bytes = shared_bytes;
-  launch.shared.reset(new char[shared_bytes + fence]);
+  launch.shared.reset(static_cast<char*>(::operator new(shared_bytes + fence, shared_alignment)));
   const char* const behind = launch.shared.get() + shared_bytes;
   const struct Running {
     explicit Running(Launch* launch) { running = launch; }
@@ -399,6 +579,7 @@ void launch(const char* kernel, const void* function, dim3 grid, dim3 block,
   } for_now(&launch);
   gridDim = grid;
   blockDim = block;
+  randomness.seed(schedule.seed);
   for (blockIdx.z = 0; blockIdx.z < grid.z; ++blockIdx.z)
     for (blockIdx.y = 0; blockIdx.y < grid.y; ++blockIdx.y)
       for (blockIdx.x = 0; blockIdx.x < grid.x; ++blockIdx.x) {
@@ -406,13 +587,16 @@ void launch(const char* kernel, const void* function, dim3 grid, dim3 block,
         for (Fiber& f : launch.fibers) {
           f.state = State::fresh;
           f.warp_phase = f.block_phase = 0;
+          f.together = nullptr;
         }
         std::memset(launch.shared.get(), 0xff, shared_bytes + fence);  // NaN
         if (char* const begin = shared_begin)
           std::memset(begin, 0xff, std::size_t(shared_end - begin));
-        release(&launch.begin);
+        launch.states.clear();
+        ++block_number;
+        ::release(&launch.begin);
         run_block();
-        acquire(&launch.end);
+        ::acquire(&launch.end);
         if (std::any_of(behind, behind + fence, [](char c) { return c != char(0xff); }))
           last_error = cudaErrorIllegalAddress;
       }
@@ -430,15 +614,16 @@ std::set<std::string> take_kernels() {
 
 cudaError_t allow_dynamic_shared_memory(const void* kernel, int bytes) {
   const std::lock_guard lock(one_launch_at_a_time);
-  if (bytes < 0 || std::size_t(bytes) > shared_limit) return last_error = cudaErrorInvalidValue;
+  if (bytes < 0 || std::size_t(bytes) > device.shared_bytes)
+    return last_error = cudaErrorInvalidValue;
   allowed_shared[kernel] = bytes;
   return cudaSuccess;
 }
 
-LessSharedMemory::LessSharedMemory(std::size_t bytes) : before_(shared_limit) {
-  shared_limit = bytes;
+LessSharedMemory::LessSharedMemory(std::size_t bytes) : before_(device.shared_bytes) {
+  device.shared_bytes = bytes;
 }
-LessSharedMemory::~LessSharedMemory() { shared_limit = before_; }
+LessSharedMemory::~LessSharedMemory() { device.shared_bytes = before_; }
 FirstBlockOnly::FirstBlockOnly() { first_block_only = true; }
 FirstBlockOnly::~FirstBlockOnly() { first_block_only = false; }
 
@@ -453,12 +638,13 @@ void __syncthreads() {
   fa::emulator::yield(fa::emulator::State::waits_for_block);
   acquire(sync);
 }
+void __nanosleep(unsigned) { fa::emulator::yield(fa::emulator::State::ready); }
 void __syncwarp(unsigned mask) {
   auto& r = *fa::emulator::running;
   auto& fiber = fa::emulator::self();
   char* sync = &r.warps[r.current / 32].phase[fiber.warp_phase++ % 2];
   release(sync);
-  fa::emulator::wait_for_warp(mask);
+  fa::emulator::wait_for_warp(mask, FA_HERE);
   acquire(sync);
 }
 
@@ -506,13 +692,16 @@ cudaError_t cudaGetDevice(int* device) {
 cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int) {
   switch (attribute) {
     case cudaDevAttrComputeCapabilityMajor:
-      *value = 8;
+      *value = fa::emulator::device.capability / 10;
       return cudaSuccess;
     case cudaDevAttrComputeCapabilityMinor:
-      *value = 6;
+      *value = fa::emulator::device.capability % 10;
+      return cudaSuccess;
+    case cudaDevAttrMultiProcessorCount:
+      *value = fa::emulator::device.processors;
       return cudaSuccess;
     case cudaDevAttrMaxSharedMemoryPerBlockOptin:
-      *value = int(fa::emulator::shared_limit);
+      *value = int(fa::emulator::device.shared_bytes);
       return cudaSuccess;
   }
   return last_error = cudaErrorInvalidValue;
@@ -559,6 +748,9 @@ struct fa_emulated_stream {};
 cudaError_t cudaStreamCreate(cudaStream_t* stream) {
   *stream = new fa_emulated_stream;
   return cudaSuccess;
+}
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned) {
+  return cudaStreamCreate(stream);
 }
 cudaError_t cudaStreamDestroy(cudaStream_t stream) {
   delete stream;

@@ -24,7 +24,9 @@
 
 // ---- the language ----
 
-#ifdef FA_XRAY  // see xray.hpp; what a kernel calls becomes part of it, as under nvcc
+#if defined(FA_XRAY) || \
+    defined(            \
+        FA_HOOKED)  // see xray.hpp and hooks.hpp; what a kernel calls becomes part of it, as under nvcc
 #define __global__ __attribute__((noinline))
 #define __device__ __attribute__((always_inline))
 #else
@@ -34,6 +36,8 @@
 #define __host__
 #define __forceinline__ inline
 #define __launch_bounds__(...)
+#define __grid_constant__
+#define __align__(bytes) __attribute__((aligned(bytes)))
 // Static shared memory. In its own section, so that it can be filled before each block; GCC ignores
 // the section inside templates, which therefore use fa::dynamic_shared().
 #ifdef __APPLE__
@@ -62,6 +66,14 @@ inline void check_alignment(const void* p, std::uintptr_t alignment) {
   asm("" : "+r"(p));
   if (reinterpret_cast<std::uintptr_t>(p) % alignment != 0) misaligned();
 }
+// One access to all of it, of whatever type the memory is.
+template <class T>
+T& copy_at_once(T& to, const T& from) {
+  check_alignment(&from, sizeof(T));
+  check_alignment(&to, sizeof(T));
+  std::memcpy(static_cast<void*>(&to), &from, sizeof(T));
+  return to;
+}
 }  // namespace fa::emulator
 
 struct alignas(16) float4 {
@@ -87,6 +99,21 @@ struct alignas(16) float4 {
 #endif
 };
 inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
+// These may lie in memory of another type: eight numbers of 16 bits are one uint4.
+struct [[gnu::may_alias]] alignas(8) float2 {
+  float x, y;
+  float2() = default;
+  float2(const float2& from) { fa::emulator::copy_at_once(*this, from); }
+  float2& operator=(const float2& from) { return fa::emulator::copy_at_once(*this, from); }
+};
+struct [[gnu::may_alias]] alignas(16) uint4 {
+  unsigned x, y, z, w;
+  uint4() = default;
+  uint4(unsigned x_, unsigned y_, unsigned z_, unsigned w_) : x(x_), y(y_), z(z_), w(w_) {}
+  uint4(const uint4& from) { fa::emulator::copy_at_once(*this, from); }
+  uint4& operator=(const uint4& from) { return fa::emulator::copy_at_once(*this, from); }
+};
+inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
 
 template <class T>
 __device__ T min(T a, T b) {
@@ -102,6 +129,7 @@ inline float __fdividef(float a, float b) { return a / b; }
 
 void __syncthreads();
 void __syncwarp(unsigned mask = 0xffffffff);
+void __nanosleep(unsigned);
 
 namespace fa::emulator {
 // The lanes of `mask` each hand in a value and take that of lane `source` (its own if outside).
@@ -113,28 +141,26 @@ void* dynamic_shared_memory();
 
 // cp.async: what this thread has asked for and not waited for. The place holds NaN until then.
 struct Copy {
-  void* to;
-  const void* from;  // null: zeros
-  std::size_t bytes;
+  char* to;
+  const void* from;
+  int bytes, size;  // read, and written: the rest becomes 0
+  int group;
 };
-std::vector<Copy>& copies_under_way();
+struct Copies {
+  std::vector<Copy> under_way;
+  int group = 0;  // of the next copy: so many groups are committed
+};
+Copies& copies();
 #ifdef FA_XRAY
-void copy_later(void* to, const void* from, std::size_t bytes);
-void copy_now();
+void copy_later(void* to, const void* from, int bytes, int size);
 #else
-inline void copy_later(void* to, const void* from, std::size_t bytes) {
-  std::memset(to, 0xff, bytes);
-  copies_under_way().push_back({to, from, bytes});
-}
-inline void copy_now() {
-  for (const Copy& copy : copies_under_way())
-    if (copy.from)
-      std::memcpy(copy.to, copy.from, copy.bytes);
-    else
-      std::memset(copy.to, 0, copy.bytes);
-  copies_under_way().clear();
+inline void copy_later(void* to, const void* from, int bytes, int size) {
+  std::memset(to, 0xff, std::size_t(size));
+  copies().under_way.push_back({static_cast<char*>(to), from, bytes, size, copies().group});
 }
 #endif
+inline void commit_copies() { ++copies().group; }
+void wait_for_copies(int newest);  // until no other groups than these are under way
 
 template <class T>
 T shuffle(unsigned mask, T value, unsigned source) {
@@ -174,6 +200,32 @@ Position position();
 // kernels that were to be launched.
 std::set<fa_emulated_stream*> take_streams();
 std::set<std::string> take_kernels();
+
+// The GPU that is emulated.
+struct Device {
+  std::size_t shared_bytes = 99 * 1024;  // that a block can have
+  int capability = 86;
+  int processors = 2;  // its SMs: small, so that a block that stays has much to do
+};
+extern Device device;
+
+// When that happens which a thread asks for and does not do itself (block.hpp): as late as the
+// rules allow, as early, or at random times. FA_TIMING=late, early, or a number, the seed.
+enum class Timing { late, early, random };
+struct Schedule {
+  Timing timing = Timing::late;
+  unsigned seed = 0;
+  static Schedule asked_for();
+};
+// For tests: until the end of its life.
+class WithSchedule {
+ public:
+  explicit WithSchedule(Schedule);
+  ~WithSchedule();
+
+ private:
+  Schedule before_;
+};
 
 // For tests: until the end of its life a block may have only so much shared memory.
 class LessSharedMemory {
@@ -226,6 +278,13 @@ inline float atomicAdd(float* address, float value) {
 }
 #endif
 
+inline int atomicAdd(int* address, int value) {
+  return __atomic_fetch_add(address, value, __ATOMIC_RELAXED);
+}
+inline unsigned atomicAdd(unsigned* address, unsigned value) {
+  return __atomic_fetch_add(address, value, __ATOMIC_RELAXED);
+}
+
 // ---- the runtime ----
 
 enum cudaError_t {
@@ -245,6 +304,7 @@ enum cudaDeviceAttr {
   cudaDevAttrComputeCapabilityMajor,
   cudaDevAttrComputeCapabilityMinor,
   cudaDevAttrMaxSharedMemoryPerBlockOptin,
+  cudaDevAttrMultiProcessorCount,
 };
 enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize };
 using cudaStream_t = fa_emulated_stream*;
@@ -269,6 +329,8 @@ cudaError_t cudaMemset(void* memory, int byte, std::size_t bytes);
 cudaError_t cudaMemsetAsync(void* memory, int byte, std::size_t bytes, cudaStream_t = nullptr);
 cudaError_t cudaDeviceSynchronize();
 cudaError_t cudaStreamCreate(cudaStream_t*);
+inline constexpr unsigned cudaStreamNonBlocking = 1;
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t*, unsigned flags);
 cudaError_t cudaStreamDestroy(cudaStream_t);
 cudaError_t cudaStreamSynchronize(cudaStream_t);
 // A kernel runs inside its launch, so an event holds the time of the CPU at which it was recorded.

@@ -678,19 +678,11 @@ float4& float4::operator=(const float4& from) {
   std::memcpy(this, &from, 16);
   return *this;
 }
-void fa::emulator::copy_later(void* to, const void* from, std::size_t bytes) {
-  if (from) note(from, unsigned(bytes), Op::copy, __builtin_return_address(0));
-  note(to, unsigned(bytes), Op::copy, __builtin_return_address(0));
-  std::memset(to, 0xff, bytes);
-  copies_under_way().push_back({to, from, bytes});
-}
-void fa::emulator::copy_now() {
-  for (const Copy& copy : copies_under_way())
-    if (copy.from)
-      std::memcpy(copy.to, copy.from, copy.bytes);
-    else
-      std::memset(copy.to, 0, copy.bytes);
-  copies_under_way().clear();
+void fa::emulator::copy_later(void* to, const void* from, int bytes, int size) {
+  if (bytes > 0) note(from, unsigned(bytes), Op::copy, __builtin_return_address(0));
+  note(to, unsigned(size), Op::copy, __builtin_return_address(0));
+  std::memset(to, 0xff, std::size_t(size));
+  copies().under_way.push_back({static_cast<char*>(to), from, bytes, size, copies().group});
 }
 float atomicAdd(float* address, float value) {
   note(address, 4, Op::add, __builtin_return_address(0));

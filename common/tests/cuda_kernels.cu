@@ -1,5 +1,7 @@
 #include "common/tests/cuda_kernels.hpp"
 
+#include "common/core/cp_async.cuh"
+
 namespace fa::test_kernels {
 namespace {
 
@@ -19,6 +21,33 @@ __global__ void uninitialised_static_kernel(float* out) {
   s[threadIdx.x] = 1;
 }
 __global__ void write_shared_kernel() { dynamic_shared<float>()[threadIdx.x] = 1; }
+__global__ void where_tiles_begin_kernel(std::uintptr_t* address) {
+  *address = reinterpret_cast<std::uintptr_t>(&FA_DYNAMIC_SHARED(float));
+}
+__global__ void copies_kernel(const float* from, float* seen) {
+  float* const to = dynamic_shared<float>();
+  const auto look = [&] {
+    for (int e = 0; e < 12; ++e) *seen++ = to[e];
+  };
+  for (int c = 0; c < 3; ++c) {
+    cp_async(to + 4 * c, from + 4 * c, 4 * (c + 1));
+    if (c < 2) cp_async_commit();
+  }
+  cp_async_wait<1>();
+  look();
+  cp_async_wait<0>();
+  look();
+  cp_async_wait();
+  look();
+}
+__global__ void at_once_kernel(const short* from, short* to, unsigned* steps) {
+  __shared__ __align__(16) short eight[8];
+  *reinterpret_cast<uint4*>(eight) = *reinterpret_cast<const uint4*>(from);
+  const float2 four = *reinterpret_cast<const float2*>(eight + 4);
+  *reinterpret_cast<uint4*>(to) = make_uint4(0, 0, 0, 0);
+  *reinterpret_cast<float2*>(to) = four;
+  atomicAdd(steps, 2u);
+}
 __global__ void shuffles_kernel(int* out) {
   const int lane = int(threadIdx.x) % 32;
   int sum = lane;
@@ -58,11 +87,9 @@ void one_key(const Problem& p, const Forward<float>& t, cudaStream_t stream) {
 void launch_with(unsigned threads, std::size_t shared_bytes) {
   FA_LAUNCH(nothing, dim3(1), dim3(threads), shared_bytes, nullptr);
 }
-#ifndef FA_EMULATED
 void launch_early_with(unsigned threads, std::size_t shared_bytes) {
   FA_LAUNCH_EARLY(nothing, dim3(1), dim3(threads), shared_bytes, nullptr);
 }
-#endif
 void reverse(const float* in, float* out, bool with_barrier) {
   FA_LAUNCH(reverse_kernel, dim3(1), dim3(256), 0, nullptr, in, out, with_barrier);
 }
@@ -74,6 +101,15 @@ void read_uninitialised_static(float* out) {
 }
 void write_shared(unsigned threads, std::size_t shared_bytes) {
   FA_LAUNCH(write_shared_kernel, dim3(1), dim3(threads), shared_bytes, nullptr);
+}
+void where_tiles_begin(std::uintptr_t* address) {
+  FA_LAUNCH(where_tiles_begin_kernel, dim3(1), dim3(1), 4096, nullptr, address);
+}
+void copies(const float* from, float* seen) {
+  FA_LAUNCH(copies_kernel, dim3(1), dim3(1), 48, nullptr, from, seen);
+}
+void at_once(const short* from, short* to, unsigned* steps) {
+  FA_LAUNCH(at_once_kernel, dim3(1), dim3(1), 0, nullptr, from, to, steps);
 }
 void shuffles(int* out) { FA_LAUNCH(shuffles_kernel, dim3(1), dim3(64), 0, nullptr, out); }
 void count(float* out) { FA_LAUNCH(count_kernel, dim3(4), dim3(64), 0, nullptr, out); }

@@ -6,9 +6,7 @@
 namespace fa::test_kernels {
 
 void launch_with(unsigned threads, std::size_t shared_bytes);
-#ifndef FA_EMULATED
 void launch_early_with(unsigned threads, std::size_t shared_bytes);  // FA_LAUNCH_EARLY
-#endif
 
 // out[t] = in[255 - t] through static shared memory, 256 threads. Without the barrier: a race.
 void reverse(const float* in, float* out, bool with_barrier);
@@ -18,6 +16,14 @@ void read_uninitialised(float* out);
 void read_uninitialised_static(float* out);
 // Each thread writes a float to dynamic shared memory.
 void write_shared(unsigned threads, std::size_t shared_bytes);
+// Where dynamic shared memory begins that is to be aligned to 1024 bytes.
+void where_tiles_begin(std::uintptr_t* address);
+// One thread asks for three copies of four numbers, of which the first, the first two, and all are
+// read; two are groups, the third is in none. seen[0 .. 11]: shared memory when all groups but the
+// newest are there, then when both are, then when all is.
+void copies(const float* from, float* seen);
+// to[0 .. 3] = from[4 .. 7], to[4 .. 7] = 0, *steps += 2: 16 bytes at once, and 8.
+void at_once(const short* from, short* to, unsigned* steps);
 // out[t] = sum over the warp of lane t; out[64 + t] = the lane that is 1 higher; 64 threads.
 void shuffles(int* out);
 // out[0] += 1 from 4 blocks of 64 threads; threads past the 40th return before a barrier.

@@ -100,6 +100,17 @@ TEST_F(Cuda, AFailedLaunchIsReportedByNameAndOnce) {
   EXPECT_EQ(error([] { test_kernels::launch_with(32, 0); }), "no error");
 }
 
+TEST_F(Cuda, AnEarlyLaunchIsCheckedLikeAnyOther) {
+#ifndef FA_EMULATED
+  int major = 0;
+  FA_CUDA_CHECK(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0));
+  if (major < 9) GTEST_SKIP() << "kernels are launched early from compute capability 9.0 on";
+#endif
+  expect_words(error([] { test_kernels::launch_early_with(2048, 0); }),
+               {"launch of nothing failed at", "cuda_kernels.cu:", "invalid"});
+  EXPECT_EQ(error([] { test_kernels::launch_early_with(32, 0); }), "no error");
+}
+
 TEST_F(Cuda, SharedMemoryBeyondTheLimitIsReported) {
   expect_words(error([] { test_kernels::launch_with(32, 1 << 20); }),
                {"launch of nothing failed at", "invalid argument"});
@@ -129,6 +140,51 @@ TEST_F(Cuda, BarriersAndSharedMemory) {
   test_kernels::reverse(a.as<float>(), b.as<float>(), true);
   const auto out = from_device<float>(b, 256);
   for (std::size_t t = 0; t < 256; ++t) EXPECT_EQ(out[t], in[255 - t]);
+}
+
+TEST_F(Cuda, SharedMemoryOfTilesIsAligned) {
+  const DeviceMemory address(sizeof(std::uintptr_t));
+  test_kernels::where_tiles_begin(address.as<std::uintptr_t>());
+  EXPECT_EQ(from_device<std::uintptr_t>(address, 1)[0] % 1024, 0u);
+}
+
+TEST_F(Cuda, AWaitCoversItsGroupsOfCopiesAndNoOthers) {
+  std::vector<float> in(12);
+  std::iota(in.begin(), in.end(), 1.0f);
+  const DeviceMemory from(12 * sizeof(float)), m(36 * sizeof(float));
+  FA_CUDA_CHECK(cudaMemcpy(from.as<void>(), in.data(), 48, cudaMemcpyHostToDevice));
+  test_kernels::copies(from.as<float>(), m.as<float>());
+  const auto seen = from_device<float>(m, 36);
+  for (std::size_t wait = 0; wait < 3; ++wait)
+    for (std::size_t e = 0; e < 12; ++e) {
+      const std::size_t copy = e / 4;
+      SCOPED_TRACE("wait " + std::to_string(wait) + ", number " + std::to_string(e));
+      if (copy <= wait) {
+        EXPECT_EQ(seen[12 * wait + e], e % 4 <= copy ? in[e] : 0);
+      }
+#ifdef FA_EMULATED
+      if (copy > wait) {
+        EXPECT_TRUE(std::isnan(seen[12 * wait + e]));
+      }
+#endif
+    }
+}
+
+TEST_F(Cuda, SeveralNumbersAtOnce) {
+  std::vector<short> in(16);
+  std::iota(in.begin(), in.end(), short(1));
+  const DeviceMemory from(32), to(16), steps(4);
+  FA_CUDA_CHECK(cudaMemcpy(from.as<void>(), in.data(), 32, cudaMemcpyHostToDevice));
+  FA_CUDA_CHECK(cudaMemset(steps.as<void>(), 0, 4));
+  test_kernels::at_once(from.as<short>(), to.as<short>(), steps.as<unsigned>());
+  EXPECT_EQ(from_device<short>(to, 8), (std::vector<short>{5, 6, 7, 8, 0, 0, 0, 0}));
+  EXPECT_EQ(from_device<unsigned>(steps, 1)[0], 2u);
+#ifdef FA_EMULATED
+  expect_words(error([&] {
+                 test_kernels::at_once(from.as<short>() + 4, to.as<short>(), steps.as<unsigned>());
+               }),
+               {"launch of at_once_kernel failed at", "misaligned address"});
+#endif
 }
 
 TEST_F(Cuda, Shuffles) {
@@ -219,15 +275,6 @@ TEST(Emulator, ThreadsThatWaitForEachOtherForEverAreReported) {
 }
 #else
 class Errors : public judge::GpuTest {};
-
-TEST_F(Errors, AnEarlyLaunchIsCheckedLikeAnyOther) {
-  int major = 0;
-  FA_CUDA_CHECK(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0));
-  if (major < 9) GTEST_SKIP() << "kernels are launched early from compute capability 9.0 on";
-  expect_words(error([] { test_kernels::launch_early_with(2048, 0); }),
-               {"launch of nothing failed at", "cuda_kernels.cu:", "invalid"});
-  EXPECT_EQ(error([] { test_kernels::launch_early_with(32, 0); }), "no error");
-}
 
 TEST_F(Errors, AnotherArchitectureIsNamed) {
   const std::string text = error([] { test_kernels::launch_on_another_architecture(); });

@@ -198,8 +198,7 @@ __device__ void compute(Shared& shared, const Maps& maps, const Problem& p, floa
 __global__ void __launch_bounds__(threads, 1)
     at_once_kernel(const __grid_constant__ Maps maps, const __grid_constant__ Problem p,
                    const __grid_constant__ Passed passed, float scale, int section) {
-  extern __shared__ __align__(1024) unsigned char memory[];
-  auto& shared = *reinterpret_cast<Shared*>(memory);
+  auto& shared = FA_DYNAMIC_SHARED(Shared);
   if (threadIdx.x == 0) {
     init(&shared.KV_full, 1);
     init(shared.Q_full, shared.Q_free, groups);  // one thread of each group says so

@@ -1,0 +1,223 @@
+// What the instructions of ptx/tma.cuh do.
+#include "06_optimized/ptx/on_cpu/copies.hpp"
+
+#include <algorithm>
+#include <cstring>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "06_optimized/ptx/on_cpu/phases.hpp"
+
+namespace fa::optimized {
+using namespace fa::emulator;
+
+namespace {
+
+constexpr int box_columns = 64, row_bytes = 128;  // of 16-bit numbers
+
+// The 128-byte swizzle: bits 7 to 9 of an address in shared memory go into bits 4 to 6.
+unsigned swizzled_byte(unsigned at) { return at ^ (at >> 7 & 7) << 4; }
+
+// f(byte in shared memory, the 8 numbers in the tensor, how many of them are inside it), for all
+// chunks of 16 bytes of a box.
+template <class F>
+void each_chunk(const CUtensorMap& m, unsigned at, int x, int i, int h, int b, const F& f) {
+  for (int r = 0; r < m.rows; ++r)
+    for (int c = 0; c < box_columns; c += 8) {
+      const bool row_inside =
+          i + r >= 0 && i + r < m.size[1] && h >= 0 && h < m.size[2] && b >= 0 && b < m.size[3];
+      const std::int64_t inside =
+          row_inside && x + c >= 0 ? std::clamp<std::int64_t>(m.size[0] - (x + c), 0, 8) : 0;
+      char* const eight = inside ? m.data + (x + c) * m.stride[0] + (i + r) * m.stride[1] +
+                                       h * m.stride[2] + b * m.stride[3]
+                                 : nullptr;
+      f(swizzled_byte(at + unsigned(r * row_bytes + c * 2)), eight, std::size_t(inside) * 2);
+    }
+}
+
+// Shared memory that an instruction names, and that it may.
+unsigned place_of(const void* p, int bytes, unsigned aligned, const char* who, Place at) {
+  const unsigned offset = shared_offset(p, who, at);
+  if (offset % aligned)
+    finding(std::string(who) + " at " + text_of(at) + ": byte " + std::to_string(offset) +
+            " of shared memory is no multiple of " + std::to_string(aligned));
+  if (offset + unsigned(bytes) > shared_bytes())
+    finding(std::string(who) + " at " + text_of(at) + " goes beyond the end of shared memory");
+  return offset;
+}
+
+// A copy to shared memory. Its bytes count for the barrier when they are there.
+struct Load : Pending {
+  unsigned to = 0, bytes = 0;
+  Phases* full = nullptr;
+  Place at = nullptr;
+
+  bool wanted() const override { return full->waiters > 0 && full->missing == 0; }
+  bool possible() const override { return true; }
+  int kind() const override { return 0; }
+  std::string at_the_end() const override {
+    return "the block ends while the copy asked for at " + text_of(at) + " is on its way";
+  }
+  void put(unsigned byte, const void* from, std::size_t count, std::size_t of) const {
+    for (char* memory : {generic_memory(), async_memory()}) {
+      if (count) std::memcpy(memory + byte, from, count);
+      std::memset(memory + byte + count, 0, of - count);
+    }
+  }
+  virtual void bring() const = 0;
+  void happen() override {
+    bring();
+    async_has_written(to, bytes);
+    full->bytes -= bytes;
+    full->look();
+  }
+};
+struct LoadOfBox : Load {
+  CUtensorMap map;
+  int x = 0, i = 0, h = 0, b = 0;
+  void bring() const override {
+    each_chunk(map, to, x, i, h, b, [&](unsigned byte, const char* from, std::size_t inside) {
+      put(byte, from, inside, 16);  // zeros beyond the tensor
+    });
+  }
+};
+struct LoadOfPiece : Load {
+  const char* from = nullptr;
+  void bring() const override { put(to, from, bytes, bytes); }
+};
+
+// A copy from shared memory, and what the thread that asked for it knows of it.
+struct Progress {
+  bool committed = false, has_read = false;
+};
+struct Stores {
+  std::vector<std::shared_ptr<Progress>> all;
+  bool waiting = false;
+};
+using AllStores = std::map<unsigned, Stores>;  // by thread
+Stores& stores_of_thread() { return of_block<AllStores>()[thread()]; }
+
+struct Store : Pending {
+  unsigned from = 0, bytes = 0, by = 0;
+  Place at = nullptr;
+  Stores* of_thread = nullptr;
+  std::shared_ptr<Progress> progress = std::make_shared<Progress>();
+
+  bool wanted() const override { return of_thread->waiting && progress->committed; }
+  bool possible() const override { return true; }
+  int kind() const override { return 1; }
+  std::string at_the_end() const override {
+    return "thread " + std::to_string(by) + " has ended while the store asked for at " +
+           text_of(at) +
+           " may still read shared memory: it has not called tma_wait_read() (PTX, "
+           "cp.async.bulk.wait_group.read)";
+  }
+  virtual void bring() const = 0;
+  void happen() override {
+    async_has_read(from, bytes);
+    async_reads(from, bytes, "the store asked for", at);
+    bring();
+    progress->has_read = true;
+  }
+};
+struct StoreOfBox : Store {
+  CUtensorMap map;
+  int x = 0, i = 0, h = 0, b = 0;
+  void bring() const override {
+    each_chunk(map, from, x, i, h, b, [](unsigned byte, char* to, std::size_t inside) {
+      if (inside) std::memcpy(to, async_memory() + byte, inside);
+    });
+  }
+};
+struct AddOfPiece : Store {
+  float* to = nullptr;
+  void bring() const override {
+    for (unsigned e = 0; e < bytes / 4; ++e) {
+      float x;
+      std::memcpy(&x, async_memory() + from + 4 * e, 4);
+      atomicAdd(to + e, x);
+    }
+  }
+};
+
+void begin(std::unique_ptr<Load> load, Barrier* full, const char* who) {
+  load->full = &phases_of(full, load->at);
+  async_will_write(load->to, load->bytes, who, load->at);
+  ask(std::move(load));
+}
+void begin(std::unique_ptr<Store> store) {
+  store->by = thread();
+  store->of_thread = &stores_of_thread();
+  store->of_thread->all.push_back(store->progress);
+  async_will_read(store->from, store->bytes, store->at);
+  ask(std::move(store));
+}
+void must_be_multiples_of_16(const void* p, int bytes, const char* who, Place at) {
+  if (reinterpret_cast<std::uintptr_t>(p) % 16 || bytes % 16 || bytes <= 0)
+    finding(std::string(who) + " at " + text_of(at) +
+            ": address and bytes must be multiples of 16 (PTX, cp.async.bulk)");
+}
+
+}  // namespace
+
+void tma_load(void* to, const CUtensorMap& map, Barrier* full, int x, int i, int h, int b) {
+  auto load = std::make_unique<LoadOfBox>();
+  load->at = FA_HERE;
+  load->bytes = unsigned(map.rows * row_bytes);
+  load->to = place_of(to, int(load->bytes), 1024, "the copy", load->at);
+  load->map = map;
+  load->x = x, load->i = i, load->h = h, load->b = b;
+  begin(std::move(load), full, "the copy");
+}
+void bulk_load(void* to, const void* from, int bytes, Barrier* full) {
+  auto load = std::make_unique<LoadOfPiece>();
+  load->at = FA_HERE;
+  must_be_multiples_of_16(from, bytes, "the copy", load->at);
+  load->bytes = unsigned(bytes);
+  load->to = place_of(to, bytes, 16, "the copy", load->at);
+  load->from = static_cast<const char*>(from);
+  begin(std::move(load), full, "the copy");
+}
+
+void tma_store(const CUtensorMap& map, const void* from, int x, int i, int h, int b) {
+  auto store = std::make_unique<StoreOfBox>();
+  store->at = FA_HERE;
+  store->bytes = unsigned(map.rows * row_bytes);
+  store->from = place_of(from, int(store->bytes), 128, "the store", store->at);
+  store->map = map;
+  store->x = x, store->i = i, store->h = h, store->b = b;
+  begin(std::move(store));
+}
+void bulk_add(float* to, const float* from, int bytes) {
+  auto store = std::make_unique<AddOfPiece>();
+  store->at = FA_HERE;
+  must_be_multiples_of_16(to, bytes, "the addition", store->at);
+  store->bytes = unsigned(bytes);
+  store->from = place_of(from, bytes, 16, "the addition", store->at);
+  store->to = to;
+  begin(std::move(store));
+}
+
+void tma_commit() {
+  for (const auto& store : stores_of_thread().all) store->committed = true;
+}
+void tma_wait_read() {
+  Stores& mine = stores_of_thread();
+  const auto under_way = [&] {
+    return std::any_of(mine.all.begin(), mine.all.end(),
+                       [](const auto& s) { return s->committed && !s->has_read; });
+  };
+  mine.waiting = true;
+  wait_until([&] { return !under_way(); }, [] { return "until its stores have read"; }, FA_HERE);
+  mine.waiting = false;
+  mine.all.erase(
+      std::remove_if(mine.all.begin(), mine.all.end(), [](const auto& s) { return s->has_read; }),
+      mine.all.end());
+}
+// What the thread has stored reaches the copy engine and the tensor cores; what it has read they
+// may overwrite.
+void fence_async() { fence_proxy(); }
+
+}  // namespace fa::optimized

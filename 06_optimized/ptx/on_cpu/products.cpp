@@ -1,0 +1,399 @@
+// What the instructions of ptx/mma.cuh and ptx/wgmma.cuh do.
+#include "06_optimized/ptx/on_cpu/products.hpp"
+
+#include <algorithm>
+#include <array>
+#include <deque>
+#include <list>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "06_optimized/ptx/fragments.hpp"
+#include "common/emulator/block.hpp"
+
+namespace fa::optimized {
+using namespace fa::emulator;
+
+namespace {
+
+using Bits = std::uint16_t;
+Bits half_of(std::uint32_t pair, int second) { return Bits(pair >> 16 * second); }
+
+// All 2^16 numbers of fp16; a number of bf16 is the upper half of a float.
+float to_float(Bits bits, Type type) {
+  static const auto fp16 = [] {
+    std::vector<float> all(1 << 16);
+    for (std::uint32_t b = 0; b < all.size(); ++b) {
+      __half h;
+      h.bits = Bits(b);
+      all[b] = float(h);
+    }
+    return all;
+  }();
+  if (type == Type::fp16) return fp16[bits];
+  const std::uint32_t b = std::uint32_t(bits) << 16;
+  float x;
+  std::memcpy(&x, &b, 4);
+  return x;
+}
+
+}  // namespace
+
+// ---- a warp multiplies 16 x 16 by 16 x 8: mma.sync ----
+
+namespace {
+struct Mma {
+  float* C;
+  const std::uint32_t *A, *B;
+  Type type;
+};
+}  // namespace
+// The lanes hold their parts as fragments.hpp says; the sums are made in fp32.
+void mma(float* C, const std::uint32_t* A, std::uint32_t B0, std::uint32_t B1, Type type) {
+  const std::array<std::uint32_t, 2> B = {B0, B1};
+  const Mma mine = {C, A, B.data(), type};
+  together(
+      [](unsigned first) {
+        const auto of_lane = [&](int lane) -> const Mma& {
+          return *static_cast<const Mma*>(all_threads()[first + unsigned(lane)].given);
+        };
+        float a[16][16], b[16][8], c[16][8];
+        for (int lane = 0; lane < 32; ++lane) {
+          const Mma& m = of_lane(lane);
+          for (int second = 0; second < 2; ++second) {
+            for (int i = 0; i < 4; ++i)
+              a[a_cell(lane, i).row][a_cell(lane, i).col + second] =
+                  to_float(half_of(m.A[i], second), m.type);
+            for (int i = 0; i < 2; ++i) {
+              b[b_cell(lane, i).row + second][b_cell(lane, i).col] =
+                  to_float(half_of(m.B[i], second), m.type);
+              c[c_cell(lane, i).row][c_cell(lane, i).col + second] = m.C[2 * i + second];
+            }
+          }
+        }
+        for (int row = 0; row < 16; ++row)
+          for (int k = 0; k < 16; ++k)
+            for (int col = 0; col < 8; ++col) c[row][col] += a[row][k] * b[k][col];
+        for (int lane = 0; lane < 32; ++lane)
+          for (int i = 0; i < 4; ++i)
+            of_lane(lane).C[i] = c[c_cell(lane, i / 2).row][c_cell(lane, i / 2).col + i % 2];
+      },
+      &mine, FA_HERE);
+}
+
+// ---- blocks of 8 x 8 between shared memory and fragments: ldmatrix, stmatrix ----
+
+namespace {
+struct Blocks {
+  void* row;  // of block lane / 8, row lane % 8
+  std::uint32_t* fragment;
+  bool transposed;
+};
+// f(number in shared memory, the fragment that holds it, which half of it), for all 4 x 64.
+template <class F>
+void each_number(unsigned first, const F& f) {
+  const auto of_lane = [&](int lane) -> const Blocks& {
+    return *static_cast<const Blocks*>(all_threads()[first + unsigned(lane)].given);
+  };
+  for (int lane = 0; lane < 32; ++lane)
+    for (int block = 0; block < 4; ++block)
+      for (int second = 0; second < 2; ++second) {
+        int row = lane / 4, col = lane % 4 * 2 + second;
+        if (of_lane(lane).transposed) std::swap(row, col);
+        f(static_cast<Bits*>(of_lane(8 * block + row).row) + col, of_lane(lane).fragment + block,
+          second);
+      }
+}
+unsigned row_of_block(const void* row, const char* who, Place at) {
+  const unsigned byte = shared_offset(row, who, at);
+  if (byte % 16)
+    finding(std::string(who) + " at " + text_of(at) + ": byte " + std::to_string(byte) +
+            " of shared memory is no multiple of 16");
+  return byte;
+}
+}  // namespace
+void load_blocks(std::uint32_t* to, const void* row, bool transposed) {
+  thread_reads(row_of_block(row, "ldmatrix", FA_HERE), 16, FA_HERE);
+  const Blocks mine = {const_cast<void*>(row), to, transposed};
+  together(
+      [](unsigned first) {
+        each_number(first, [](const Bits* number, std::uint32_t* fragment, int second) {
+          *fragment = second ? (*fragment & 0xffff) | std::uint32_t(*number) << 16 : *number;
+        });
+      },
+      &mine, FA_HERE);
+}
+void store_blocks(void* row, const std::uint32_t* from, bool transposed) {
+  thread_writes(row_of_block(row, "stmatrix", FA_HERE), 16, FA_HERE);
+  const Blocks mine = {row, const_cast<std::uint32_t*>(from), transposed};
+  together(
+      [](unsigned first) {
+        each_number(first, [](Bits* number, const std::uint32_t* fragment, int second) {
+          *number = half_of(*fragment, second);
+        });
+      },
+      &mine, FA_HERE);
+}
+
+// ---- a warpgroup multiplies 64 x 16 by 16 x N: wgmma.mma_async ----
+// Each of its four warps has 16 rows of A and C, and may be at another product than the others.
+
+namespace {
+
+// Sums that a warp has under way: 16 rows, 2 n columns. Until the wait that covers the last product
+// that adds to them its registers hold NaN.
+struct Sums {
+  int n = 0;
+  std::array<float*, 32> registers{};
+  std::vector<float> X;
+  long last_group = 0;
+  int owners = 0;  // lanes that have not got them back
+  Place asked = nullptr;
+
+  // C[i] of a lane: row lane / 4 + 8 (i / 2 % 2), column 8 (i / 4) + 2 (lane % 4) + i % 2
+  float& at(unsigned lane, int i) {
+    const unsigned row = lane / 4 + 8 * unsigned(i / 2 % 2);
+    return X[row * 2 * unsigned(n) + 8 * unsigned(i / 4) + 2 * (lane % 4) + unsigned(i % 2)];
+  }
+};
+struct Asked {  // a product, of a warp
+  Product p;
+  Sums* sums = nullptr;
+  std::array<std::array<std::uint32_t, 4>, 32> A{};
+  std::array<const std::uint32_t*, 32> A_at{};
+  int lanes = 0;
+  long group = 0;
+  Place at = nullptr;
+};
+struct Warp {
+  std::list<Sums> sums;
+  std::deque<Asked> asked;  // and not done
+  std::array<long, 32> issued{}, committed{}, waited{};
+  std::array<bool, 32> waiting{};
+  long first = 0;  // the number of asked[0]
+  long done = 0;   // groups
+  long all_committed() const { return *std::min_element(committed.begin(), committed.end()); }
+};
+using Warps = std::map<unsigned, Warp>;
+Warp& warp_of_thread() { return of_block<Warps>()[thread() / 32]; }
+
+// A matrix in shared memory as its descriptor has it: rows of 128 bytes, swizzled; 8 rows are
+// `stride` bytes from the next 8, and where B is transposed 64 columns `leading` bytes from the next.
+struct Descriptor {
+  unsigned start, leading, stride;
+  explicit Descriptor(std::uint64_t d)
+      : start(unsigned(d & 0x3fff) << 4),
+        leading(unsigned(d >> 16 & 0x3fff) << 4),
+        stride(unsigned(d >> 32 & 0x3fff) << 4) {}
+  unsigned byte(unsigned row, unsigned chunk) const {  // of 8 numbers
+    const unsigned at =
+        start + row / 8 * stride + row % 8 * 128 + chunk / 8 * leading + chunk % 8 * 16;
+    return at ^ (at >> 7 & 7) << 4;
+  }
+};
+// f(row, chunk, byte in shared memory) for the 16 bytes of each; of A the 16 rows of warp w.
+template <class F>
+void chunks_of_A(const Product& p, unsigned w, const F& f) {
+  if (p.A) return;
+  const Descriptor d(p.a);
+  for (unsigned r = 0; r < 16; ++r)
+    for (unsigned c = 0; c < 2; ++c) f(r, c, d.byte(16 * w + r, c));
+}
+template <class F>
+void chunks_of_B(const Product& p, const F& f) {
+  const Descriptor d(p.b);
+  const unsigned N = 2 * unsigned(p.n);
+  const unsigned rows = p.B_transposed ? 16 : N, chunks = p.B_transposed ? N / 8 : 2;
+  for (unsigned r = 0; r < rows; ++r)
+    for (unsigned c = 0; c < chunks; ++c) f(r, c, d.byte(r, c));
+}
+
+// [16][N] of B as numbers. The four warps mostly want the same at the same time.
+const float* numbers_of_B(const Product& p, Place at) {
+  alignas(64) static std::array<float, 16 * 256> B;
+  static struct {
+    std::uint64_t block = 0, version = 0, b = 0;
+    int n = 0;
+    bool transposed = false;
+    Type type = Type::bf16;
+  } held;
+  const auto N = 2 * unsigned(p.n);
+  const std::uint64_t version = async_version();
+  if (held.block == block_number && held.version == version && held.b == p.b && held.n == p.n &&
+      held.transposed == p.B_transposed && held.type == p.type)
+    return B.data();
+  chunks_of_B(p, [&](unsigned r, unsigned c, unsigned byte) {
+    async_reads(byte, 16, "the product asked for", at);
+    std::array<Bits, 8> eight;
+    std::memcpy(eight.data(), async_memory() + byte, 16);
+    for (unsigned e = 0; e < 8; ++e)
+      B[p.B_transposed ? r * N + 8 * c + e : (8 * c + e) * N + r] = to_float(eight[e], p.type);
+  });
+  held = {block_number, version, p.b, p.n, p.B_transposed, p.type};
+  return B.data();
+}
+
+// 16 rows: C (+)= A B, sums in fp32.
+void multiply(float* C, const std::array<std::array<float, 16>, 16>& A, const float* B, unsigned N,
+              bool adds) {
+  for (unsigned row = 0; row < 16; ++row) {
+    float* const c = C + row * N;
+    if (!adds) std::fill(c, c + N, 0.0f);
+    for (unsigned k = 0; k < 16; ++k) {
+      const float a = A[row][k];
+      const float* const b = B + k * N;
+      for (unsigned col = 0; col < N; ++col) c[col] += a * b[col];
+    }
+  }
+}
+
+void do_one(unsigned w, const Asked& asked) {
+  const Product& p = asked.p;
+  std::array<std::array<float, 16>, 16> A;
+  chunks_of_A(p, w % 4, [&](unsigned r, unsigned c, unsigned byte) {
+    async_reads(byte, 16, "the product asked for", asked.at);
+    std::array<Bits, 8> eight;
+    std::memcpy(eight.data(), async_memory() + byte, 16);
+    for (unsigned e = 0; e < 8; ++e) A[r][8 * c + e] = to_float(eight[e], p.type);
+  });
+  if (p.A)
+    for (int lane = 0; lane < 32; ++lane)
+      for (int i = 0; i < 4; ++i)
+        for (int second = 0; second < 2; ++second)
+          A[unsigned(a_cell(lane, i).row)][unsigned(a_cell(lane, i).col + second)] =
+              to_float(half_of(asked.A[unsigned(lane)][unsigned(i)], second), p.type);
+  multiply(asked.sums->X.data(), A, numbers_of_B(p, asked.at), 2 * unsigned(p.n), p.adds);
+  chunks_of_A(p, w % 4, [](unsigned, unsigned, unsigned byte) { async_has_read(byte, 16); });
+  chunks_of_B(p, [](unsigned, unsigned, unsigned byte) { async_has_read(byte, 16); });
+}
+
+// A group of products, of one warp: they read and add whenever this happens.
+struct Group : Pending {
+  unsigned w = 0;
+  long number = 0;
+  Warp* warp = nullptr;
+  Warps* warps = nullptr;
+
+  bool possible() const override { return warp->done == number && warp->all_committed() > number; }
+  bool wanted() const override {
+    for (unsigned other = w / 4 * 4; other < w / 4 * 4 + 4; ++other)
+      for (unsigned lane = 0; lane < 32; ++lane)
+        if (const Warp& v = (*warps)[other]; v.waiting[lane] && v.waited[lane] > number)
+          return true;
+    return false;
+  }
+  int kind() const override { return 1; }
+  std::string at_the_end() const override {
+    for (const Asked& a : warp->asked)
+      if (a.group == number)
+        return "the block ends while the product asked for at " + text_of(a.at) + " is under way";
+    return {};
+  }
+  void happen() override {
+    for (; !warp->asked.empty() && warp->asked.front().group == number; ++warp->first) {
+      do_one(w, warp->asked.front());
+      warp->asked.pop_front();
+    }
+    warp->done = number + 1;
+  }
+};
+
+}  // namespace
+
+void issue(const Product& p) {
+  Warp& warp = warp_of_thread();
+  const unsigned lane = thread() % 32;
+  const auto index = std::size_t(warp.issued[lane]++ - warp.first);
+  if (index == warp.asked.size()) {  // the first lane to come
+    Asked asked;
+    asked.p = p;
+    asked.group = warp.committed[lane];
+    asked.at = FA_HERE;
+    for (Sums& s : warp.sums)
+      if (s.registers[lane] == p.C) asked.sums = &s;
+    if (!asked.sums) {
+      asked.sums = &warp.sums.emplace_back();
+      asked.sums->n = p.n;
+      asked.sums->X.resize(16 * 2 * std::size_t(p.n));
+      asked.sums->asked = FA_HERE;
+    }
+    asked.sums->last_group = asked.group;
+    warp.asked.push_back(asked);
+    chunks_of_A(p, thread() / 32 % 4,
+                [&](unsigned, unsigned, unsigned byte) { async_will_read(byte, 16, FA_HERE); });
+    chunks_of_B(p, [&](unsigned, unsigned, unsigned byte) { async_will_read(byte, 16, FA_HERE); });
+  }
+  Asked& asked = warp.asked[index];
+  if (asked.p.a != p.a || asked.p.b != p.b || asked.p.n != p.n ||
+      asked.group != warp.committed[lane])
+    finding("the lanes of a warp ask for different products at " + text_of(FA_HERE) +
+            " (PTX, wgmma.mma_async: .sync.aligned)");
+  ++asked.lanes;
+  Sums& sums = *asked.sums;
+  if (!sums.registers[lane]) {  // C is the tensor cores' from here on
+    need_fenced(p.C, std::size_t(p.n) * 4, FA_HERE);
+    sums.registers[lane] = p.C;
+    ++sums.owners;
+    for (int i = 0; i < p.n; ++i) {
+      sums.at(lane, i) = p.C[i];
+      p.C[i] = std::numeric_limits<float>::quiet_NaN();
+    }
+    lend_registers(p.C, std::size_t(p.n) * 4, true, FA_HERE);
+  }
+  if (p.A) {
+    need_fenced(p.A, 16, FA_HERE);
+    asked.A_at[lane] = p.A;
+    std::copy(p.A, p.A + 4, asked.A[lane].begin());
+  }
+}
+// Ordinary reads and writes of registers come before the products that follow.
+void wgmma_fence() { fence_registers(); }
+
+void wgmma_commit() {
+  Warp& warp = warp_of_thread();
+  const long number = warp.committed[thread() % 32]++;
+  if (warp.all_committed() == number + 1) {  // the last lane
+    auto group = std::make_unique<Group>();
+    group->w = thread() / 32;
+    group->number = number;
+    group->warp = &warp;
+    group->warps = &of_block<Warps>();
+    ask(std::move(group));
+  }
+  maybe_others_first();
+}
+
+void wait_for_products(int newest) {
+  Warp& warp = warp_of_thread();
+  const unsigned lane = thread() % 32;
+  const long until = warp.committed[lane] - newest;
+  warp.waited[lane] = until;
+  warp.waiting[lane] = true;
+  // The product is the warpgroup's: it has ended when all four warps' rows are there.
+  Warps& warps = of_block<Warps>();
+  const unsigned w = thread() / 128 * 4;
+  wait_until(
+      [&] {
+        return std::min({warps[w].done, warps[w + 1].done, warps[w + 2].done, warps[w + 3].done}) >=
+               until;
+      },
+      [] { return "for products that not all threads of its warpgroup have committed"; }, FA_HERE);
+  warp.waiting[lane] = false;
+  for (auto s = warp.sums.begin(); s != warp.sums.end();) {
+    if (s->last_group >= until || !s->registers[lane]) {
+      ++s;
+      continue;
+    }
+    return_registers(s->registers[lane], std::size_t(s->n) * 4);
+    for (int i = 0; i < s->n; ++i) s->registers[lane][i] = s->at(lane, i);
+    s->registers[lane] = nullptr;
+    if (--s->owners == 0)
+      s = warp.sums.erase(s);
+    else
+      ++s;
+  }
+}
+
+}  // namespace fa::optimized

@@ -1,0 +1,163 @@
+// A block of threads under way on the emulator: its fibers, its shared memory, and what has been
+// asked of the hardware and is not done yet. For those who write down what an instruction means
+// (06_optimized/ptx/on_cpu); a kernel never sees it.
+//
+// What is asynchronous happens when the schedule says so: as late as the rules allow, as early, or
+// at random. A copy under way leaves NaN where it will write, a product under way where its sums
+// will be; so what comes too early reads NaN, and what comes too late is overwritten.
+//
+// Tensor cores and the copy engine see shared memory through a proxy of their own: what a thread has
+// stored reaches it at that thread's fence. Here the proxy has a copy of shared memory. Where the
+// compiler calls a function of ours for every access to memory (hooks.cpp), each 16 bytes know who
+// wrote and read them without a fence, and which copy or product still needs them; a rule that is
+// broken ends the launch with a sentence that names both lines. Without the hooks, as under a
+// sanitizer, the copy is shared memory itself.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <list>
+#include <map>
+#include <memory>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "common/emulator/cuda_on_cpu.hpp"
+
+namespace fa::emulator {
+
+// A place in a program, by the address that a call returns to; for people as file:line of the
+// kernel. Found with addr2line (atos on a Mac), so only when there is something to tell.
+using Place = const void*;
+#define FA_HERE __builtin_return_address(0)
+std::string text_of(Place);
+
+// ---- threads ----
+
+inline constexpr std::size_t stack_bytes = 256 * 1024;
+enum class State { fresh, ready, waits_for_warp, waits_for_block, waits, done };
+
+struct Fiber {
+  std::unique_ptr<char[]> stack;  // of stack_bytes
+  void* at = nullptr;             // its stack pointer while it waits
+  void* tsan = nullptr;
+  State state = State::fresh;
+  // waits_for_warp: for these lanes; the last one to come does what is to be done together
+  unsigned mask = 0;
+  void (*together)(unsigned first) = nullptr;
+  std::uint64_t value = 0;  // handed to the others of its warp
+  const void* given = nullptr;
+  // waits: until this is true
+  bool (*ends)(const void*) = nullptr;
+  std::string (*what)(const void*) = nullptr;
+  const void* wait = nullptr;
+  Place place = nullptr;  // where it waits
+  unsigned warp_phase = 0, block_phase = 0, waits = 0;
+  Copies copies;  // of cp.async
+};
+Fiber& self();
+extern const char* current_stack;   // of the thread that runs
+unsigned thread();                  // of its block
+std::vector<Fiber>& all_threads();  // of the block that runs
+
+void wait(bool (*ends)(const void*), std::string (*what)(const void*), const void* of, Place);
+// Until ends() is true. what() says for people what is waited for.
+template <class Ends, class What>
+void wait_until(const Ends& ends, const What& what, Place at) {
+  struct Wait {
+    const Ends& ends;
+    const What& what;
+  } const both{ends, what};
+  wait([](const void* w) { return static_cast<const Wait*>(w)->ends(); },
+       [](const void* w) { return std::string(static_cast<const Wait*>(w)->what()); }, &both, at);
+}
+// A warp does something together: each lane hands over `given`; the last to come calls f(first),
+// where threads first to first + 31 are the warp, and finds theirs in all_threads()[t].given.
+void together(void (*f)(unsigned first), const void* given, Place);
+// Here another warp may get its turn, if times are random.
+void maybe_others_first();
+
+// For ThreadSanitizer: what came before a release of x happens before what follows its acquire.
+void release(const void* x);
+void acquire(const void* x);
+
+// ---- what is under way ----
+
+// Something that the hardware has been asked for. It happens at once if times are early, else when
+// nothing can run and somebody waits for it, or at random.
+class Pending {
+ public:
+  virtual ~Pending() = default;
+  virtual bool wanted() const = 0;    // does somebody wait for it?
+  virtual bool possible() const = 0;  // may it happen now?
+  virtual void happen() = 0;
+  virtual std::string at_the_end() const = 0;  // what to say if the block ends without it, or ""
+  // A number that copies have alike, and products: which kind comes last changes from block to
+  // block.
+  virtual int kind() const = 0;
+};
+Timing timing();
+bool chance(unsigned one_in);  // true once in so many; never unless times are random
+void ask(std::unique_ptr<Pending>);
+
+// ---- shared memory, as threads see it and as the asynchronous proxy does ----
+
+std::size_t shared_bytes();
+// Where p lies in the block's shared memory; a finding if it lies elsewhere.
+unsigned shared_offset(const void* p, const char* who, Place);
+char* generic_memory();  // what threads see
+char* async_memory();    // what tensor cores and the copy engine see
+
+// The asynchronous proxy reads: a finding if a thread wrote there without a fence since, or a copy
+// is on its way.
+void async_reads(unsigned at, unsigned bytes, const char* who, Place);
+// It is going to write: what is there is gone. A finding if a thread read or wrote it without a
+// fence, or a product or store has yet to read it.
+void async_will_write(unsigned at, unsigned bytes, const char* who, Place);
+void async_has_written(unsigned at, unsigned bytes);  // both memories hold it now
+// A product or store that has yet to read these bytes, and has read them.
+void async_will_read(unsigned at, unsigned bytes, Place);
+void async_has_read(unsigned at, unsigned bytes);
+// Counts what changes in async_memory().
+std::uint64_t async_version();
+// This thread's stores reach the asynchronous proxy, and its reads are over.
+void fence_proxy();
+// What a thread does to shared memory by an instruction that no hook sees.
+void thread_reads(unsigned at, unsigned bytes, Place);
+void thread_writes(unsigned at, unsigned bytes, Place);
+
+// ---- registers that belong to a product under way ----
+
+// A thread's registers, [begin, begin + bytes) of its stack: until they are given back, touching
+// them is a finding. `written`: reading is, too.
+void lend_registers(const void* begin, std::size_t bytes, bool read_too, Place);
+void forget_loans();  // of a thread that ended with its block
+void return_registers(const void* begin, std::size_t bytes);
+// wgmma.fence orders ordinary writes to registers before products; a finding if these registers
+// were written since the last one.
+void fence_registers();
+void need_fenced(const void* begin, std::size_t bytes, Place);
+
+// ---- findings ----
+
+// A rule that this kernel breaks: one sentence. The launch ends with it (std::logic_error). If
+// called by a thread it does not return.
+void finding(const std::string& sentence);
+
+bool in_a_thread();  // of a block, or in the scheduler, or on the host
+
+// Counts the blocks that ran, from 1.
+extern std::uint64_t block_number;
+
+// State of the block that instructions need, one object of each kind; gone with the block.
+std::shared_ptr<void>& block_state(const void* key);
+template <class T>
+T& of_block() {
+  static const char key = 0;
+  std::shared_ptr<void>& state = block_state(&key);
+  if (!state) state = std::make_shared<T>();
+  return *static_cast<T*>(state.get());
+}
+
+}  // namespace fa::emulator
