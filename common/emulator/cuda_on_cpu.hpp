@@ -71,7 +71,7 @@ template <class T>
 T& copy_at_once(T& to, const T& from) {
   check_alignment(&from, sizeof(T));
   check_alignment(&to, sizeof(T));
-  std::memcpy(static_cast<void*>(&to), &from, sizeof(T));
+  std::memcpy(static_cast<void*>(&to), static_cast<const void*>(&from), sizeof(T));
   return to;
 }
 }  // namespace fa::emulator
