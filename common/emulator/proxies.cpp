@@ -120,7 +120,7 @@ void async_reads(unsigned at, unsigned bytes, const char* who, Place place) {
   });
 }
 
-void async_will_write(unsigned at, unsigned bytes, const char* who, Place place) {
+void async_will_write(unsigned at, unsigned bytes, const char* who, Place place, Deed deed) {
   if (hooked) {
     look_at_doubtful();
     each_chunk(at, bytes, [&](Chunk& c, unsigned n) {
@@ -139,6 +139,7 @@ void async_will_write(unsigned at, unsigned bytes, const char* who, Place place)
       c.asked = place;
       c.writer = {};
     });
+    access(deed, true, at, bytes, place);
     if (timing() != Timing::early) std::memset(async_memory() + at, 0xff, bytes);
     ++known_.version;
   }
@@ -152,8 +153,9 @@ void async_has_written(unsigned at, unsigned bytes) {
   });
   ++known_.version;
 }
-void async_will_read(unsigned at, unsigned bytes, Place place) {
+void async_will_read(unsigned at, unsigned bytes, Place place, Deed deed) {
   if (!hooked) return;
+  access(deed, false, at, bytes, place);
   each_chunk(at, bytes, [&](Chunk& c, unsigned) {
     ++c.to_read;
     c.reads = place;
@@ -199,6 +201,7 @@ void thread_reads(unsigned at, unsigned bytes, Place place) {
     c.read = place;
   });
   note(k.read_[thread()], at, bytes);
+  thread_accesses(false, at, bytes, place);
 }
 void thread_writes(unsigned at, unsigned bytes, Place place) {
   if (!hooked) return;
@@ -220,6 +223,7 @@ void thread_writes(unsigned at, unsigned bytes, Place place) {
     c.wrote = place;
   });
   note(k.written[thread()], at, bytes);
+  thread_accesses(true, at, bytes, place);
 }
 
 // ---- registers ----

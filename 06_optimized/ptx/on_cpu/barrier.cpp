@@ -94,7 +94,7 @@ void arrives(Barrier* b, int bytes, Place at) {
   if (bytes < 0 || bytes >= 1 << 20)
     finding("at " + text_of(at) + " a barrier is to expect " + number(bytes) +
             " bytes, less than 2^20 are possible");
-  release(b);
+  release(p.order_of(p.ended));
   p.bytes += bytes;
   --p.missing;
   p.look();
@@ -133,7 +133,7 @@ void wait(Barrier* b, std::uint32_t phase) {
       at);
   --p.waiters;
   passed = p.ended - 1;
-  acquire(b);
+  acquire(p.order_of(passed));
 }
 
 // ---- numbered barriers: "bar.sync" and "bar.arrive" ----
@@ -143,6 +143,7 @@ struct Numbered {
   int arrived = 0, wanted = 0;
   unsigned rounds = 0;
   Place first = nullptr;
+  char orders[2] = {};  // of rounds, by their parity
 };
 using AllNumbered = std::array<Numbered, 16>;
 
@@ -158,7 +159,7 @@ Numbered& arrives(int number_, int threads, Place at) {
   if (n.wanted != threads)
     finding("barrier " + number(number_) + " has " + number(threads) + " threads at " +
             text_of(at) + " and " + number(n.wanted) + " at " + text_of(n.first) + " (PTX, bar)");
-  release(&n);
+  release(&n.orders[n.rounds & 1]);
   if (++n.arrived == n.wanted) {
     n.arrived = 0;
     ++n.rounds;
@@ -176,7 +177,7 @@ void sync(int number_, int threads) {
                       number(threads) + " threads are there";
              },
              FA_HERE);
-  acquire(&n);
+  acquire(&n.orders[round & 1]);
 }
 void arrive(int number_, int threads) {
   arrives(number_, threads, FA_HERE);

@@ -53,6 +53,7 @@ struct Load : Pending {
   unsigned to = 0, bytes = 0;
   Phases* full = nullptr;
   Place at = nullptr;
+  Deed deed;
 
   bool wanted() const override { return full->waiters > 0 && full->missing == 0; }
   bool possible() const override { return true; }
@@ -70,6 +71,7 @@ struct Load : Pending {
   void happen() override {
     bring();
     async_has_written(to, bytes);
+    leave_end_of(deed, full->order_of(full->ended));
     full->bytes -= bytes;
     full->look();
   }
@@ -91,6 +93,7 @@ struct LoadOfPiece : Load {
 // A copy from shared memory, and what the thread that asked for it knows of it.
 struct Progress {
   bool committed = false, has_read = false;
+  Deed deed;
 };
 struct Stores {
   std::vector<std::shared_ptr<Progress>> all;
@@ -144,14 +147,16 @@ struct AddOfPiece : Store {
 
 void begin(std::unique_ptr<Load> load, Barrier* full, const char* who) {
   load->full = &phases_of(full, load->at);
-  async_will_write(load->to, load->bytes, who, load->at);
+  load->deed = a_copy();
+  async_will_write(load->to, load->bytes, who, load->at, load->deed);
   ask(std::move(load));
 }
 void begin(std::unique_ptr<Store> store) {
   store->by = thread();
   store->of_thread = &stores_of_thread();
   store->of_thread->all.push_back(store->progress);
-  async_will_read(store->from, store->bytes, store->at);
+  store->progress->deed = a_store();
+  async_will_read(store->from, store->bytes, store->at, store->progress->deed);
   ask(std::move(store));
 }
 void must_be_multiples_of_16(const void* p, int bytes, const char* who, Place at) {
@@ -220,6 +225,8 @@ void tma_wait_read() {
   mine.waiting = true;
   wait_until([&] { return !under_way(); }, [] { return "until its stores have read"; }, FA_HERE);
   mine.waiting = false;
+  for (const auto& s : mine.all)
+    if (s->has_read) take_end_of(s->deed);
   mine.all.erase(
       std::remove_if(mine.all.begin(), mine.all.end(), [](const auto& s) { return s->has_read; }),
       mine.all.end());

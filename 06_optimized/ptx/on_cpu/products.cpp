@@ -174,6 +174,7 @@ struct Warp {
   std::list<Sums> sums;
   std::deque<Asked> asked;  // and not done
   std::array<std::vector<LentA>, 32> lent;
+  std::vector<Deed> last_of_group;
   std::array<long, 32> issued{}, committed{}, waited{};
   std::array<bool, 32> waiting{};
   long first = 0;  // the number of asked[0]
@@ -375,9 +376,14 @@ void issue(const Product& p) {
     warp.asked.push_back(asked);
     must_lie_in_shared_memory(p, thread() / 32 % 4, FA_HERE);
     must_agree(p, FA_HERE);
-    chunks_of_A(p, thread() / 32 % 4,
-                [&](unsigned, unsigned, unsigned byte) { async_will_read(byte, 16, FA_HERE); });
-    chunks_of_B(p, [&](unsigned, unsigned, unsigned byte) { async_will_read(byte, 16, FA_HERE); });
+    const Deed deed = a_product();
+    warp.last_of_group.resize(std::size_t(asked.group) + 1, deed);
+    warp.last_of_group.back() = deed;
+    chunks_of_A(p, thread() / 32 % 4, [&](unsigned, unsigned, unsigned byte) {
+      async_will_read(byte, 16, FA_HERE, deed);
+    });
+    chunks_of_B(
+        p, [&](unsigned, unsigned, unsigned byte) { async_will_read(byte, 16, FA_HERE, deed); });
   }
   Asked& asked = warp.asked[index];
   if (!same(asked.p, p) || asked.group != warp.committed[lane])
@@ -449,6 +455,9 @@ void wait_for_products(int newest) {
       [] { return "for products that not all threads of its warpgroup have committed"; }, FA_HERE);
   warp.waiting[lane] = false;
   return_A(warp.lent[lane], until);
+  for (unsigned other = w; other < w + 4; ++other)
+    if (const auto& last = warps[other].last_of_group; until > 0 && !last.empty())
+      take_end_of(last[std::min(std::size_t(until), last.size()) - 1]);
   for (auto s = warp.sums.begin(); s != warp.sums.end();) {
     if (s->last_group >= until || !s->registers[lane]) {
       ++s;
