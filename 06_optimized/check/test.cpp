@@ -102,6 +102,21 @@ const bool registered = [] {
 
 class Gpu : public GpuTest {};
 
+#ifdef FA_EMULATED
+// A barrier knows the parity of its phase alone, so who looks two phases late waits for ever. Rung
+// 5 had one barrier for Q and for the first K and V, which nothing held back until all had seen Q.
+TEST_F(Gpu, RungFiveWaitsForKAndVAtABarrierOfTheirOwn) {
+  ForwardCase<bf16> c(spec(70, 130, 128), true);
+  for (const emulator::Schedule& s : {emulator::Schedule{emulator::Timing::early, 0},
+                                      {emulator::Timing::random, 1},
+                                      {emulator::Timing::random, 3}}) {
+    const emulator::WithSchedule schedule(s);
+    run(c, Kernel::wgmma);
+    EXPECT_EQ(c.verdict(), "");
+  }
+}
+#endif
+
 bool on_hopper() { return unavailable(Kernel::hopper).empty(); }
 
 // ---- the choice ----

@@ -25,7 +25,7 @@ constexpr int D = 128, Br = 64, Bc = 128, threads = 128;
 
 struct Shared {
   alignas(1024) T Q[Br * D], K[Bc * D], V[Bc * D];
-  Barrier full;
+  Barrier Q_full, KV_full;
 };
 
 struct Maps {
@@ -57,7 +57,8 @@ __global__ void __launch_bounds__(threads)
                  const __grid_constant__ Forward<T> t, float scale) {
   auto& shared = FA_DYNAMIC_SHARED(Shared);
   if (threadIdx.x == 0) {
-    init(&shared.full, 1);
+    init(&shared.Q_full, 1);
+    init(&shared.KV_full, 1);
     fence_barriers();
   }
   __syncthreads();
@@ -71,21 +72,21 @@ __global__ void __launch_bounds__(threads)
   const int blocks = max(1, (int(mask.visible_keys(at.i0 + at.rows - 1)) + Bc - 1) / Bc);
   const float c = scale * 1.4426950408889634f;  // exp(scale x) = 2^(c x)
 
-  if (threadIdx.x == 0) bring<Br>(shared.Q, maps.Q, &shared.full, at.i0, at.h, at.b);
-  wait(&shared.full, 0);
+  if (threadIdx.x == 0) bring<Br>(shared.Q, maps.Q, &shared.Q_full, at.i0, at.h, at.b);
+  wait(&shared.Q_full, 0);
 
   float O[D / 2] = {}, m[2] = {-INFINITY, -INFINITY}, l[2] = {0, 0}, mc[2], alpha[2];
   std::uint32_t P[Bc / 16][4];
-  for (int j = 0, phase = 1; j < blocks; ++j, phase ^= 1) {
+  for (int j = 0, phase = 0; j < blocks; ++j, phase ^= 1) {
     // K_j and V_j: one barrier, two copies
     if (threadIdx.x == 0) {
-      arrive_expecting(&shared.full, 2 * Bc * D * int(sizeof(T)));
+      arrive_expecting(&shared.KV_full, 2 * Bc * D * int(sizeof(T)));
       for (int x = 0; x < D; x += 64) {
-        tma_load(shared.K + x * Bc, maps.K, &shared.full, x, j * Bc, hk, at.b);
-        tma_load(shared.V + x * Bc, maps.V, &shared.full, x, j * Bc, hk, at.b);
+        tma_load(shared.K + x * Bc, maps.K, &shared.KV_full, x, j * Bc, hk, at.b);
+        tma_load(shared.V + x * Bc, maps.V, &shared.KV_full, x, j * Bc, hk, at.b);
       }
     }
-    wait(&shared.full, phase);
+    wait(&shared.KV_full, phase);
 
     // S_ij = Q_i K_j^T
     float S[Bc / 2];

@@ -6,11 +6,11 @@
 // at random. A copy under way leaves NaN where it will write, a product under way where its sums
 // will be; so what comes too early reads NaN, and what comes too late is overwritten.
 //
-// Tensor cores and the copy engine see shared memory through a proxy of their own: what a thread has
-// stored reaches it at that thread's fence. Here the proxy has a copy of shared memory. Where the
-// compiler calls a function of ours for every access to memory (hooks.cpp), each 16 bytes know who
-// wrote and read them without a fence, and which copy or product still needs them; a rule that is
-// broken ends the launch with a sentence that names both lines. Without the hooks, as under a
+// Tensor cores and the copy engine see shared memory through a proxy of their own: what a thread
+// has stored reaches it at that thread's fence. Here the proxy has a copy of shared memory. Where
+// the compiler calls a function of ours for every access to memory (hooks.cpp), each 16 bytes know
+// who wrote and read them without a fence, and which copy or product still needs them; a rule that
+// is broken ends the launch with a sentence that names both lines. Without the hooks, as under a
 // sanitizer, the copy is shared memory itself.
 #pragma once
 #include <cstddef>

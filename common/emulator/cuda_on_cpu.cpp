@@ -229,7 +229,8 @@ void* fresh_stack(char* stack) {
   return at;
 }
 
-// Ends the launch. Its fibers never end: what comes next must not count as a race with what they did.
+// Ends the launch. Its fibers never end: what comes next must not count as a race with what they
+// did.
 [[noreturn]] void give_up(const std::string& why) {
   for (const Fiber& f : running->fibers) tsan_join(f.tsan, running->scheduler_tsan);
   throw std::logic_error(std::string(running->kernel) + ": block " + std::to_string(blockIdx.x) +

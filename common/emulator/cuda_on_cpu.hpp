@@ -25,9 +25,8 @@
 
 // ---- the language ----
 
-#if defined(FA_XRAY) || \
-    defined(            \
-        FA_HOOKED)  // see xray.hpp and hooks.hpp; what a kernel calls becomes part of it, as under nvcc
+// See xray.hpp and hooks.hpp: what a kernel calls becomes part of it, as under nvcc.
+#if defined(FA_XRAY) || defined(FA_HOOKED)
 #define __global__ __attribute__((noinline))
 #define __device__ __attribute__((always_inline))
 #else

@@ -180,7 +180,8 @@ using Warps = std::map<unsigned, Warp>;
 Warp& warp_of_thread() { return of_block<Warps>()[thread() / 32]; }
 
 // A matrix in shared memory as its descriptor has it: rows of 128 bytes, swizzled; 8 rows are
-// `stride` bytes from the next 8, and where B is transposed 64 columns `leading` bytes from the next.
+// `stride` bytes from the next 8; where B is transposed, 64 columns are `leading` bytes from the
+// next.
 struct Descriptor {
   unsigned start, leading, stride;
   explicit Descriptor(std::uint64_t d)
