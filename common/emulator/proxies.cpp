@@ -329,7 +329,8 @@ void hooked_access(const void* p, unsigned bytes, bool writes, Place place) {
   if (!in_a_thread()) return;
   const auto at = std::size_t(static_cast<const char*>(p) - generic_memory());
   if (at < shared_bytes())
-    return (writes ? thread_writes : thread_reads)(unsigned(at), bytes, place);
+    return writes ? thread_writes(unsigned(at), bytes, place)
+                  : thread_reads(unsigned(at), bytes, place);
   const auto on_stack = std::size_t(static_cast<const char*>(p) - current_stack);
   if (on_stack < stack_bytes) touches_registers(on_stack, bytes, writes, place);
 }
