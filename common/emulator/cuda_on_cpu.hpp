@@ -83,10 +83,10 @@ struct alignas(16) float4 {
   float4(const float4& from);
   float4& operator=(const float4& from);
 #else
-  float4(const float4& from) : x(from.x), y(from.y), z(from.z), w(from.w) {
+  __device__ float4(const float4& from) : x(from.x), y(from.y), z(from.z), w(from.w) {
     fa::emulator::check_alignment(&from, 16);
   }
-  float4& operator=(const float4& from) {
+  __device__ float4& operator=(const float4& from) {
     fa::emulator::check_alignment(&from, 16);
     fa::emulator::check_alignment(this, 16);
     x = from.x;

@@ -130,13 +130,14 @@ void load_blocks(std::uint32_t* to, const void* row, bool transposed) {
       &mine, FA_HERE);
 }
 void store_blocks(void* row, const std::uint32_t* from, bool transposed) {
-  thread_writes(row_of_block(row, "stmatrix", FA_HERE), 16, FA_HERE);
+  thread_writes(row_of_block(row, "stmatrix", FA_HERE), 16, FA_HERE, true);
   const Blocks mine = {row, const_cast<std::uint32_t*>(from), transposed};
   together(
       [](unsigned first) {
         each_number(first, [](Bits* number, const std::uint32_t* fragment, int second) {
           *number = half_of(*fragment, second);
         });
+        warp_has_written(first);
       },
       &mine, FA_HERE);
 }
