@@ -15,7 +15,6 @@
 #pragma once
 #include <cstddef>
 #include <cstdint>
-#include <functional>
 #include <list>
 #include <map>
 #include <memory>
@@ -143,7 +142,9 @@ std::uint64_t async_version();
 void fence_proxy();
 // What a thread does to shared memory by an instruction that no hook sees.
 void thread_reads(unsigned at, unsigned bytes, Place);
-void thread_writes(unsigned at, unsigned bytes, Place);
+void thread_writes(unsigned at, unsigned bytes, Place, bool with_its_warp = false);
+// What threads first to first + 31 were to write with their warp is written.
+void warp_has_written(unsigned first);
 
 // ---- registers that belong to a product under way ----
 

@@ -18,7 +18,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
-#include <functional>
 #include <set>
 #include <string>
 #include <vector>
@@ -68,10 +67,10 @@ inline void check_alignment(const void* p, std::uintptr_t alignment) {
 }
 // One access to all of it, of whatever type the memory is.
 template <class T>
-T& copy_at_once(T& to, const T& from) {
+__device__ inline T& copy_at_once(T& to, const T& from) {
   check_alignment(&from, sizeof(T));
   check_alignment(&to, sizeof(T));
-  std::memcpy(static_cast<void*>(&to), &from, sizeof(T));
+  std::memcpy(static_cast<void*>(&to), static_cast<const void*>(&from), sizeof(T));
   return to;
 }
 }  // namespace fa::emulator
@@ -84,10 +83,10 @@ struct alignas(16) float4 {
   float4(const float4& from);
   float4& operator=(const float4& from);
 #else
-  float4(const float4& from) : x(from.x), y(from.y), z(from.z), w(from.w) {
+  __device__ float4(const float4& from) : x(from.x), y(from.y), z(from.z), w(from.w) {
     fa::emulator::check_alignment(&from, 16);
   }
-  float4& operator=(const float4& from) {
+  __device__ float4& operator=(const float4& from) {
     fa::emulator::check_alignment(&from, 16);
     fa::emulator::check_alignment(this, 16);
     x = from.x;
@@ -103,15 +102,17 @@ inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z,
 struct [[gnu::may_alias]] alignas(8) float2 {
   float x, y;
   float2() = default;
-  float2(const float2& from) { fa::emulator::copy_at_once(*this, from); }
-  float2& operator=(const float2& from) { return fa::emulator::copy_at_once(*this, from); }
+  __device__ float2(const float2& from) { fa::emulator::copy_at_once(*this, from); }
+  __device__ float2& operator=(const float2& from) {
+    return fa::emulator::copy_at_once(*this, from);
+  }
 };
 struct [[gnu::may_alias]] alignas(16) uint4 {
   unsigned x, y, z, w;
   uint4() = default;
   uint4(unsigned x_, unsigned y_, unsigned z_, unsigned w_) : x(x_), y(y_), z(z_), w(w_) {}
-  uint4(const uint4& from) { fa::emulator::copy_at_once(*this, from); }
-  uint4& operator=(const uint4& from) { return fa::emulator::copy_at_once(*this, from); }
+  __device__ uint4(const uint4& from) { fa::emulator::copy_at_once(*this, from); }
+  __device__ uint4& operator=(const uint4& from) { return fa::emulator::copy_at_once(*this, from); }
 };
 inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
 
@@ -172,12 +173,19 @@ T shuffle(unsigned mask, T value, unsigned source) {
   return value;
 }
 
-// Runs `thread` once per thread of every block. A launch that a GPU would refuse sets the error
+// Runs thread(what) once per thread of every block. A launch that a GPU would refuse sets the error
 // that cudaGetLastError() returns. Throws std::logic_error where threads wait for each other for
 // ever.
 void launch(const char* kernel, const void* function, dim3 grid, dim3 block,
-            std::size_t shared_bytes, fa_emulated_stream* stream,
-            const std::function<void()>& thread);
+            std::size_t shared_bytes, fa_emulated_stream* stream, void (*thread)(const void* what),
+            const void* what);
+template <class Body>
+void launch(const char* kernel, const void* function, dim3 grid, dim3 block,
+            std::size_t shared_bytes, fa_emulated_stream* stream, const Body& body) {
+  launch(
+      kernel, function, grid, block, shared_bytes, stream,
+      [](const void* what) { (*static_cast<const Body*>(what))(); }, &body);
+}
 
 // For the x-ray: which thread of which kernel runs.
 struct Position {

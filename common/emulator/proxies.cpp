@@ -35,11 +35,12 @@ struct Known {
   std::uint64_t version = 0;
   // A write to what is needed still. Hooks are called before it; whether it changes anything is
   // seen afterwards: two groups may fill the same padding with the same zeros.
-  struct {
+  struct Write {
     unsigned at = 0, bytes = 0, who = 0;
     std::array<char, 64> before{};
     Place place = nullptr;
-  } doubtful;
+  };
+  std::vector<Write> doubtful, of_warps;  // the latter happen when all lanes have come
 } known_;
 
 Known& known() {
@@ -49,7 +50,8 @@ Known& known() {
     known_.view.assign(shared_bytes() + 16, char(0xff));
     known_.written.assign(all_threads().size(), {});
     known_.read_.assign(all_threads().size(), {});
-    known_.doubtful.bytes = 0;
+    known_.doubtful.clear();
+    known_.of_warps.clear();
     ++known_.version;
   }
   return known_;
@@ -69,20 +71,22 @@ void note(std::vector<Range>& ranges, unsigned at, unsigned bytes) {
     ranges.push_back({at, bytes});
 }
 
-void look_at_doubtful() {
-  auto& d = known_.doubtful;
-  if (d.bytes == 0 || known_.of_block != block_number) return;
-  const unsigned bytes = std::exchange(d.bytes, 0);
-  if (std::memcmp(d.before.data(), generic_memory() + d.at, bytes) == 0) return;
+void look_at(const Known::Write& d) {
+  if (std::memcmp(d.before.data(), generic_memory() + d.at, d.bytes) == 0) return;
   const Chunk& c = known_.chunks[d.at / 16];
   if (c.coming)
     finding(of_thread(d.who) + " writes byte " + std::to_string(d.at) + " of shared memory at " +
             text_of(d.place) + ", to which the copy asked for at " + text_of(c.asked) +
             " is on its way (PTX, asynchronous operations: the memory is not to be touched before "
             "they complete)");
-  finding(of_thread(d.who) + " writes byte " + std::to_string(d.at) + " of shared memory at " +
-          text_of(d.place) + ", which what was asked for at " + text_of(c.reads) +
-          " has yet to read (PTX, asynchronous operations)");
+  if (c.to_read)
+    finding(of_thread(d.who) + " writes byte " + std::to_string(d.at) + " of shared memory at " +
+            text_of(d.place) + ", which what was asked for at " + text_of(c.reads) +
+            " has yet to read (PTX, asynchronous operations)");
+}
+void look_at_doubtful() {
+  if (known_.doubtful.empty() || known_.of_block != block_number) return;
+  for (const Known::Write& d : std::exchange(known_.doubtful, {})) look_at(d);
 }
 
 }  // namespace
@@ -203,14 +207,23 @@ void thread_reads(unsigned at, unsigned bytes, Place place) {
   note(k.read_[thread()], at, bytes);
   thread_accesses(false, at, bytes, place);
 }
-void thread_writes(unsigned at, unsigned bytes, Place place) {
+void warp_has_written(unsigned first) {
+  if (!hooked) return;
+  auto& all = known().of_warps;
+  const auto of_it = [&](const Known::Write& d) { return d.who / 32 == first / 32; };
+  for (const Known::Write& d : all)
+    if (of_it(d)) known_.doubtful.push_back(d);
+  all.erase(std::remove_if(all.begin(), all.end(), of_it), all.end());
+  look_at_doubtful();
+}
+void thread_writes(unsigned at, unsigned bytes, Place place, bool with_its_warp) {
   if (!hooked) return;
   look_at_doubtful();
   Known& k = known();
   bytes = std::min(bytes, unsigned(shared_bytes()) - at);
   each_chunk(at, bytes, [&](Chunk& c, unsigned n) {
     if (c.coming || c.to_read) {
-      auto& d = k.doubtful;
+      auto& d = (with_its_warp ? k.of_warps : k.doubtful).emplace_back();
       d.at = at;
       d.bytes = std::min(bytes, unsigned(d.before.size()));
       d.who = thread();
@@ -331,7 +344,8 @@ void hooked_access(const void* p, unsigned bytes, bool writes, Place place) {
   if (!in_a_thread()) return;
   const auto at = std::size_t(static_cast<const char*>(p) - generic_memory());
   if (at < shared_bytes())
-    return (writes ? thread_writes : thread_reads)(unsigned(at), bytes, place);
+    return writes ? thread_writes(unsigned(at), bytes, place)
+                  : thread_reads(unsigned(at), bytes, place);
   const auto on_stack = std::size_t(static_cast<const char*>(p) - current_stack);
   if (on_stack < stack_bytes) touches_registers(on_stack, bytes, writes, place);
 }

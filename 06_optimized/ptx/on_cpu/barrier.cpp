@@ -78,11 +78,13 @@ void fence_barriers() {
 }
 
 // The phase ends when nobody and no byte is missing; then the next one begins.
+// [quote look]
 void Phases::look() {
   if (missing > 0 || bytes != 0) return;
   ++ended;
   missing = count;
 }
+// [end quote]
 namespace {
 void arrives(Barrier* b, int bytes, Place at) {
   Phases& p = phases_of(b, at);

@@ -17,8 +17,10 @@ namespace {
 
 constexpr int box_columns = 64, row_bytes = 128;  // of 16-bit numbers
 
+// [quote swizzle]
 // The 128-byte swizzle: bits 7 to 9 of an address in shared memory go into bits 4 to 6.
 unsigned swizzled_byte(unsigned at) { return at ^ (at >> 7 & 7) << 4; }
+// [end quote]
 
 // f(byte in shared memory, the 8 numbers in the tensor, how many of them are inside it), for all
 // chunks of 16 bytes of a box.
@@ -68,6 +70,7 @@ struct Load : Pending {
     }
   }
   virtual void bring() const = 0;
+  // [quote load]
   void happen() override {
     bring();
     async_has_written(to, bytes);
@@ -75,6 +78,7 @@ struct Load : Pending {
     full->bytes -= bytes;
     full->look();
   }
+  // [end quote]
 };
 struct LoadOfBox : Load {
   CUtensorMap map;
@@ -118,12 +122,14 @@ struct Store : Pending {
            "cp.async.bulk.wait_group.read)";
   }
   virtual void bring() const = 0;
+  // [quote store]
   void happen() override {
     async_has_read(from, bytes);
     async_reads(from, bytes, "the store asked for", at);
     bring();
     progress->has_read = true;
   }
+  // [end quote]
 };
 struct StoreOfBox : Store {
   CUtensorMap map;

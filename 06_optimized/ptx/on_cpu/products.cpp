@@ -73,9 +73,11 @@ void mma(float* C, const std::uint32_t* A, std::uint32_t B0, std::uint32_t B1, T
             }
           }
         }
+        // [quote sum]
         for (int row = 0; row < 16; ++row)
           for (int k = 0; k < 16; ++k)
             for (int col = 0; col < 8; ++col) c[row][col] += a[row][k] * b[k][col];
+        // [end quote]
         for (int lane = 0; lane < 32; ++lane)
           for (int i = 0; i < 4; ++i)
             of_lane(lane).C[i] = c[c_cell(lane, i / 2).row][c_cell(lane, i / 2).col + i % 2];
@@ -100,10 +102,12 @@ void each_number(unsigned first, const F& f) {
   for (int lane = 0; lane < 32; ++lane)
     for (int block = 0; block < 4; ++block)
       for (int second = 0; second < 2; ++second) {
+        // [quote ldmatrix]
         int row = lane / 4, col = lane % 4 * 2 + second;
         if (of_lane(lane).transposed) std::swap(row, col);
         f(static_cast<Bits*>(of_lane(8 * block + row).row) + col, of_lane(lane).fragment + block,
           second);
+        // [end quote]
       }
 }
 unsigned row_of_block(const void* row, const char* who, Place at) {
@@ -126,13 +130,14 @@ void load_blocks(std::uint32_t* to, const void* row, bool transposed) {
       &mine, FA_HERE);
 }
 void store_blocks(void* row, const std::uint32_t* from, bool transposed) {
-  thread_writes(row_of_block(row, "stmatrix", FA_HERE), 16, FA_HERE);
+  thread_writes(row_of_block(row, "stmatrix", FA_HERE), 16, FA_HERE, true);
   const Blocks mine = {row, const_cast<std::uint32_t*>(from), transposed};
   together(
       [](unsigned first) {
         each_number(first, [](Bits* number, const std::uint32_t* fragment, int second) {
           *number = half_of(*fragment, second);
         });
+        warp_has_written(first);
       },
       &mine, FA_HERE);
 }
@@ -222,11 +227,13 @@ struct Descriptor {
       : start(unsigned(d & 0x3fff) << 4),
         leading(unsigned(d >> 16 & 0x3fff) << 4),
         stride(unsigned(d >> 32 & 0x3fff) << 4) {}
+  // [quote descriptor]
   unsigned byte(unsigned row, unsigned chunk) const {  // of 8 numbers
     const unsigned at =
         start + row / 8 * stride + row % 8 * 128 + chunk / 8 * leading + chunk % 8 * 16;
     return at ^ (at >> 7 & 7) << 4;
   }
+  // [end quote]
 };
 // f(row, chunk, byte in shared memory) for the 16 bytes of each; of A the 16 rows of warp w.
 template <class F>
