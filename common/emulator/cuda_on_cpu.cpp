@@ -156,7 +156,8 @@ struct FreeShared {
 
 struct Launch {
   const char* kernel;
-  const std::function<void()>* thread;
+  void (*thread)(const void* what);
+  const void* what;
   std::vector<Fiber> fibers;
   unsigned current = 0;
   void* scheduler = nullptr;  // the scheduler's stack pointer while a fiber runs
@@ -208,7 +209,7 @@ void wait_for_warp(unsigned mask, Place place) {
 
 void fiber_main() {
   acquire(&running->begin);
-  (*running->thread)();
+  running->thread(running->what);
   release(&running->end);
   yield(State::done);
 }
@@ -534,7 +535,8 @@ bool any(unsigned mask, bool x) {
 }
 
 void launch(const char* kernel, const void* function, dim3 grid, dim3 block,
-            std::size_t shared_bytes, cudaStream_t stream, const std::function<void()>& thread) {
+            std::size_t shared_bytes, cudaStream_t stream, void (*thread)(const void* what),
+            const void* what) {
   const std::lock_guard lock(one_launch_at_a_time);
   streams.insert(stream);
   kernels.insert(kernel);
@@ -553,7 +555,8 @@ void launch(const char* kernel, const void* function, dim3 grid, dim3 block,
   }
   Launch launch{};
   launch.kernel = kernel;
-  launch.thread = &thread;
+  launch.thread = thread;
+  launch.what = what;
   launch.warps.resize((threads + warp_size - 1) / warp_size);
   launch.scheduler_tsan = tsan_this_fiber();
   while (launch.fibers.size() < threads) {
