@@ -274,11 +274,18 @@ testing::AssertionResult multiplied(Way way) {
 
 template <class T, int Bc>
 void test_wgmma() {
-  constexpr int fewer = Bc <= 128 ? 64 : 128;
+#ifdef FA_EMULATED  // one type sees all of it, the other what its numbers are
+  constexpr int many = 128, some = 64, fewer = 64;
+  constexpr bool all = std::is_same_v<T, __half>;
+#else
+  constexpr int many = 192, some = 128, fewer = Bc <= 128 ? 64 : 128;
+  constexpr bool all = true;
+#endif
   for (const Way way : {Way::copy_engine, Way::stores}) {
+    if (!all && way == Way::stores) continue;
     SCOPED_TRACE(way == Way::stores ? "tiles by stores" : "tiles by the copy engine");
-    EXPECT_TRUE((multiplied<T, 192, Bc, 64>(way))) << name_of<T>;
-    EXPECT_TRUE((multiplied<T, 128, Bc, 128>(way))) << name_of<T>;
+    EXPECT_TRUE((multiplied<T, many, Bc, 64>(way))) << name_of<T>;
+    EXPECT_TRUE((multiplied<T, some, Bc, 128>(way))) << name_of<T>;
     EXPECT_TRUE((multiplied<T, fewer, Bc, 256>(way))) << name_of<T>;
   }
 }

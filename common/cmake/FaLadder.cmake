@@ -95,7 +95,7 @@ macro(fa_ladder_on_cpu)
       list(APPEND out ${these})
     endforeach()
     list(JOIN out ":" out)
-    fa_discover(${stage}_on_cpu_tests ${stage}.on_cpu ${stage} 120 TEST_FILTER "-${out}")
+    fa_discover(${stage}_on_cpu_tests ${stage}.on_cpu ${stage} 120 NO_PRETTY_VALUES TEST_FILTER "-${out}")
 
     fa_stage_object(${stage}_ptx_on_cpu_check on_cpu check/test_ptx.cu)
     fa_ladder_for_cpu(${stage}_ptx_on_cpu_check)

@@ -304,7 +304,7 @@ void backward_fuzz(Run& run) {
   const char* seed_text = std::getenv("FA_FUZZ_SEED");
   const char* count_text = std::getenv("FA_FUZZ_CASES");
   const std::uint64_t seed = seed_text ? std::strtoull(seed_text, nullptr, 10) : 20;
-  const int count = count_text ? std::atoi(count_text) : run.small() ? 8 : 40;
+  const int count = count_text ? std::atoi(count_text) : run.tiny() ? 5 : run.small() ? 8 : 40;
   std::cout << "fuzz: seed " << seed << ", " << count
             << " cases (FA_FUZZ_SEED and FA_FUZZ_CASES choose others)\n";
   run.rerun_with("FA_FUZZ_SEED=" + std::to_string(seed) +
