@@ -293,7 +293,7 @@ function(fa_list_mutants result)
   set(${result} "${lines}" PARENT_SCOPE)
 endfunction()
 
-# In the caller: ${mutant}, the ${file} it changes, the test ${killer}, and whether it is built ${alone}.
+# In the caller: ${mutant}, the ${file} it changes, the test ${killer}, whether it is built ${alone}, and its ${order}.
 macro(fa_mutant line)
   string(REPLACE "\t" ";" fields "${line}")
   list(GET fields 0 mutant)
@@ -301,6 +301,7 @@ macro(fa_mutant line)
   list(GET fields 2 killer)
   list(GET fields 3 how)
   string(COMPARE EQUAL ${how} alone alone)
+  list(GET fields 4 order)
 endmacro()
 
 # In the caller: ${mutated}, which mutants.py makes of the ${file} when it is built.
@@ -364,7 +365,7 @@ endmacro()
 
 function(fa_judge_skeleton stage target test)
   add_dependencies(${stage}_all ${target})
-  add_test(NAME ${test} COMMAND ${Python3_EXECUTABLE} ${FA_MUTANTS_TOOL} skeleton $<TARGET_FILE:${target}>)
+  add_test(NAME ${test} COMMAND ${Python3_EXECUTABLE} ${FA_MUTANTS_TOOL} skeleton $<TARGET_FILE:${target}> ${ARGN})
   set_tests_properties(${test} PROPERTIES LABELS "${stage};mutant" SKIP_RETURN_CODE 77)
 endfunction()
 

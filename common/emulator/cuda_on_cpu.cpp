@@ -485,9 +485,11 @@ std::size_t shared_bytes() { return running ? running->shared_bytes : 0; }
 char* generic_memory() { return running->shared.get(); }
 void release([[maybe_unused]] const void* x) {
   ::release(static_cast<char*>(const_cast<void*>(x)));
+  leave_order(x);
 }
 void acquire([[maybe_unused]] const void* x) {
   ::acquire(static_cast<char*>(const_cast<void*>(x)));
+  take_order(x);
 }
 
 void misaligned() { last_error = cudaErrorMisalignedAddress; }
@@ -635,18 +637,18 @@ using fa::emulator::last_error;
 void __syncthreads() {
   auto& r = *fa::emulator::running;
   char* sync = &r.block.phase[fa::emulator::self().block_phase++ % 2];
-  release(sync);
+  fa::emulator::release(sync);
   fa::emulator::yield(fa::emulator::State::waits_for_block);
-  acquire(sync);
+  fa::emulator::acquire(sync);
 }
 void __nanosleep(unsigned) { fa::emulator::yield(fa::emulator::State::ready); }
 void __syncwarp(unsigned mask) {
   auto& r = *fa::emulator::running;
   auto& fiber = fa::emulator::self();
   char* sync = &r.warps[r.current / 32].phase[fiber.warp_phase++ % 2];
-  release(sync);
+  fa::emulator::release(sync);
   fa::emulator::wait_for_warp(mask, FA_HERE);
-  acquire(sync);
+  fa::emulator::acquire(sync);
 }
 
 const char* cudaGetErrorString(cudaError_t code) {

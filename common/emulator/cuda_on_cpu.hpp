@@ -67,7 +67,7 @@ inline void check_alignment(const void* p, std::uintptr_t alignment) {
 }
 // One access to all of it, of whatever type the memory is.
 template <class T>
-T& copy_at_once(T& to, const T& from) {
+__device__ inline T& copy_at_once(T& to, const T& from) {
   check_alignment(&from, sizeof(T));
   check_alignment(&to, sizeof(T));
   std::memcpy(static_cast<void*>(&to), static_cast<const void*>(&from), sizeof(T));
@@ -83,10 +83,10 @@ struct alignas(16) float4 {
   float4(const float4& from);
   float4& operator=(const float4& from);
 #else
-  float4(const float4& from) : x(from.x), y(from.y), z(from.z), w(from.w) {
+  __device__ float4(const float4& from) : x(from.x), y(from.y), z(from.z), w(from.w) {
     fa::emulator::check_alignment(&from, 16);
   }
-  float4& operator=(const float4& from) {
+  __device__ float4& operator=(const float4& from) {
     fa::emulator::check_alignment(&from, 16);
     fa::emulator::check_alignment(this, 16);
     x = from.x;
@@ -102,15 +102,17 @@ inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z,
 struct [[gnu::may_alias]] alignas(8) float2 {
   float x, y;
   float2() = default;
-  float2(const float2& from) { fa::emulator::copy_at_once(*this, from); }
-  float2& operator=(const float2& from) { return fa::emulator::copy_at_once(*this, from); }
+  __device__ float2(const float2& from) { fa::emulator::copy_at_once(*this, from); }
+  __device__ float2& operator=(const float2& from) {
+    return fa::emulator::copy_at_once(*this, from);
+  }
 };
 struct [[gnu::may_alias]] alignas(16) uint4 {
   unsigned x, y, z, w;
   uint4() = default;
   uint4(unsigned x_, unsigned y_, unsigned z_, unsigned w_) : x(x_), y(y_), z(z_), w(w_) {}
-  uint4(const uint4& from) { fa::emulator::copy_at_once(*this, from); }
-  uint4& operator=(const uint4& from) { return fa::emulator::copy_at_once(*this, from); }
+  __device__ uint4(const uint4& from) { fa::emulator::copy_at_once(*this, from); }
+  __device__ uint4& operator=(const uint4& from) { return fa::emulator::copy_at_once(*this, from); }
 };
 inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
 

@@ -35,11 +35,12 @@ struct Known {
   std::uint64_t version = 0;
   // A write to what is needed still. Hooks are called before it; whether it changes anything is
   // seen afterwards: two groups may fill the same padding with the same zeros.
-  struct {
+  struct Write {
     unsigned at = 0, bytes = 0, who = 0;
     std::array<char, 64> before{};
     Place place = nullptr;
-  } doubtful;
+  };
+  std::vector<Write> doubtful, of_warps;  // the latter happen when all lanes have come
 } known_;
 
 Known& known() {
@@ -49,7 +50,8 @@ Known& known() {
     known_.view.assign(shared_bytes() + 16, char(0xff));
     known_.written.assign(all_threads().size(), {});
     known_.read_.assign(all_threads().size(), {});
-    known_.doubtful.bytes = 0;
+    known_.doubtful.clear();
+    known_.of_warps.clear();
     ++known_.version;
   }
   return known_;
@@ -69,20 +71,22 @@ void note(std::vector<Range>& ranges, unsigned at, unsigned bytes) {
     ranges.push_back({at, bytes});
 }
 
-void look_at_doubtful() {
-  auto& d = known_.doubtful;
-  if (d.bytes == 0 || known_.of_block != block_number) return;
-  const unsigned bytes = std::exchange(d.bytes, 0);
-  if (std::memcmp(d.before.data(), generic_memory() + d.at, bytes) == 0) return;
+void look_at(const Known::Write& d) {
+  if (std::memcmp(d.before.data(), generic_memory() + d.at, d.bytes) == 0) return;
   const Chunk& c = known_.chunks[d.at / 16];
   if (c.coming)
     finding(of_thread(d.who) + " writes byte " + std::to_string(d.at) + " of shared memory at " +
             text_of(d.place) + ", to which the copy asked for at " + text_of(c.asked) +
             " is on its way (PTX, asynchronous operations: the memory is not to be touched before "
             "they complete)");
-  finding(of_thread(d.who) + " writes byte " + std::to_string(d.at) + " of shared memory at " +
-          text_of(d.place) + ", which what was asked for at " + text_of(c.reads) +
-          " has yet to read (PTX, asynchronous operations)");
+  if (c.to_read)
+    finding(of_thread(d.who) + " writes byte " + std::to_string(d.at) + " of shared memory at " +
+            text_of(d.place) + ", which what was asked for at " + text_of(c.reads) +
+            " has yet to read (PTX, asynchronous operations)");
+}
+void look_at_doubtful() {
+  if (known_.doubtful.empty() || known_.of_block != block_number) return;
+  for (const Known::Write& d : std::exchange(known_.doubtful, {})) look_at(d);
 }
 
 }  // namespace
@@ -93,7 +97,11 @@ unsigned shared_offset(const void* p, const char* who, Place place) {
   finding(std::string(who) + " at " + text_of(place) + " wants an address in shared memory");
   return 0;
 }
-char* async_memory() { return hooked ? known().view.data() : generic_memory(); }
+char* async_memory() {
+  if (!hooked) return generic_memory();
+  look_at_doubtful();
+  return known().view.data();
+}
 std::uint64_t async_version() { return hooked ? known().version : ++known_.version; }
 
 void async_reads(unsigned at, unsigned bytes, const char* who, Place place) {
@@ -116,7 +124,7 @@ void async_reads(unsigned at, unsigned bytes, const char* who, Place place) {
   });
 }
 
-void async_will_write(unsigned at, unsigned bytes, const char* who, Place place) {
+void async_will_write(unsigned at, unsigned bytes, const char* who, Place place, Deed deed) {
   if (hooked) {
     look_at_doubtful();
     each_chunk(at, bytes, [&](Chunk& c, unsigned n) {
@@ -135,6 +143,7 @@ void async_will_write(unsigned at, unsigned bytes, const char* who, Place place)
       c.asked = place;
       c.writer = {};
     });
+    access(deed, true, at, bytes, place);
     if (timing() != Timing::early) std::memset(async_memory() + at, 0xff, bytes);
     ++known_.version;
   }
@@ -148,8 +157,9 @@ void async_has_written(unsigned at, unsigned bytes) {
   });
   ++known_.version;
 }
-void async_will_read(unsigned at, unsigned bytes, Place place) {
+void async_will_read(unsigned at, unsigned bytes, Place place, Deed deed) {
   if (!hooked) return;
+  access(deed, false, at, bytes, place);
   each_chunk(at, bytes, [&](Chunk& c, unsigned) {
     ++c.to_read;
     c.reads = place;
@@ -195,15 +205,25 @@ void thread_reads(unsigned at, unsigned bytes, Place place) {
     c.read = place;
   });
   note(k.read_[thread()], at, bytes);
+  thread_accesses(false, at, bytes, place);
 }
-void thread_writes(unsigned at, unsigned bytes, Place place) {
+void warp_has_written(unsigned first) {
+  if (!hooked) return;
+  auto& all = known().of_warps;
+  const auto of_it = [&](const Known::Write& d) { return d.who / 32 == first / 32; };
+  for (const Known::Write& d : all)
+    if (of_it(d)) known_.doubtful.push_back(d);
+  all.erase(std::remove_if(all.begin(), all.end(), of_it), all.end());
+  look_at_doubtful();
+}
+void thread_writes(unsigned at, unsigned bytes, Place place, bool with_its_warp) {
   if (!hooked) return;
   look_at_doubtful();
   Known& k = known();
   bytes = std::min(bytes, unsigned(shared_bytes()) - at);
   each_chunk(at, bytes, [&](Chunk& c, unsigned n) {
     if (c.coming || c.to_read) {
-      auto& d = k.doubtful;
+      auto& d = (with_its_warp ? k.of_warps : k.doubtful).emplace_back();
       d.at = at;
       d.bytes = std::min(bytes, unsigned(d.before.size()));
       d.who = thread();
@@ -216,6 +236,7 @@ void thread_writes(unsigned at, unsigned bytes, Place place) {
     c.wrote = place;
   });
   note(k.written[thread()], at, bytes);
+  thread_accesses(true, at, bytes, place);
 }
 
 // ---- registers ----
@@ -228,6 +249,7 @@ struct Stack {
   std::uint8_t* state = nullptr;
   std::uint32_t* written = nullptr;  // how many fences had come before
   std::uint32_t fences = 1;
+  bool fenced = false;  // since its thread began
   struct Loan {
     const char* begin;
     std::size_t bytes;
@@ -265,6 +287,7 @@ void forget_loans() {
   for (const Stack::Loan& l : s.loans)
     each_word(l.begin, l.bytes, [&](std::size_t w) { s.state[w] = Stack::mine; });
   s.loans.clear();
+  s.fenced = false;
 }
 void lend_registers(const void* begin, std::size_t bytes, bool read_too, Place place) {
   if (!hooked) return;
@@ -282,11 +305,16 @@ void return_registers(const void* begin, std::size_t bytes) {
   each_word(begin, bytes, [&](std::size_t w) { s.state[w] = Stack::mine; });
 }
 void fence_registers() {
-  if (hooked) ++stack().fences;
+  if (!hooked) return;
+  ++stack().fences;
+  stack().fenced = true;
 }
 void need_fenced(const void* begin, std::size_t bytes, Place place) {
   if (!hooked) return;
   Stack& s = stack();
+  if (!s.fenced)
+    finding("the product at " + text_of(place) + " is the first of " + of_thread(thread()) +
+            ", which has not called wgmma_fence() (PTX, wgmma.fence)");
   bool fenced = true;
   each_word(begin, bytes, [&](std::size_t w) { fenced &= s.written[w] != s.fences; });
   if (!fenced)
@@ -317,7 +345,8 @@ void hooked_access(const void* p, unsigned bytes, bool writes, Place place) {
   if (!in_a_thread()) return;
   const auto at = std::size_t(static_cast<const char*>(p) - generic_memory());
   if (at < shared_bytes())
-    return (writes ? thread_writes : thread_reads)(unsigned(at), bytes, place);
+    return writes ? thread_writes(unsigned(at), bytes, place)
+                  : thread_reads(unsigned(at), bytes, place);
   const auto on_stack = std::size_t(static_cast<const char*>(p) - current_stack);
   if (on_stack < stack_bytes) touches_registers(on_stack, bytes, writes, place);
 }

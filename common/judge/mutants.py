@@ -12,7 +12,9 @@ check/mutants.txt holds paragraphs; a line that begins with # is a comment:
 The - lines must stand in the source exactly once, one after the other (indentation and exercise
 marks aside); the + lines, if any, take their place. `kills` names the test that must then fail.
 With `race:` in the place of `kills:` the result may happen to be right: the defect is judged only
-under ThreadSanitizer, which must report a race during that test. `kills: Suite.Test (double)` says
+under ThreadSanitizer, which must report a race during that test. With `late:`, `early:` or `random 3:`
+it is a defect of time: a GPU may show it or not, the emulator must in this order (FA_TIMING). With
+`gpu:` only a GPU shows it. `kills: Suite.Test (double)` says
 that the test looks at double alone: else a mutant of Eigen's stages is built for float alone.
 
 All mutants of a source are woven into one program, and FA_MUTANT=no_maximum says which of them it
@@ -26,7 +28,7 @@ import re
 import signal
 import subprocess
 import textwrap
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from source import (Bad, Parser, bare, declared, for_float, is_mark, rest_of_block, run, top_level, unlabelled,
@@ -43,6 +45,7 @@ class Mutant:
     kills: str      # test name without the stageNN. prefix
     old: list[str]
     new: list[str]
+    order: str = ""             # late, early, or a seed: the emulator's; gpu: none
     race_only: bool = False
     in_double: bool = False     # `kills: Suite.Test (double)`: the test looks at double alone
     alone: bool = False         # `name: source (alone)`: cannot be woven
@@ -59,18 +62,18 @@ def parse(file: Path) -> list[Mutant]:
             raise Bad(f"{bad}a mutant begins with `name: source`, the source inside the stage")
         if title[1] in (m.name for m in mutants):
             raise Bad(f"{bad}a second mutant of that name; rename one")
-        shape = re.sub(r"(.)\1+", r"\1", "".join(line[:1] for line in lines))
-        if shape not in ("s-k", "s-+k", "s-r") or sum(line[0] in "skr" for line in lines) != 2:
+        shape = re.sub(r"(.)\1+", r"\1", "".join(line[:1] for line in lines[1:-1]))
+        if shape not in ("-", "-+"):
             raise Bad(f"{bad}after it come one `symptom:`, `-` lines, `+` lines, one `kills:`")
         symptom = re.fullmatch(r"symptom: +(\S.*)", lines[0])
-        kills = re.fullmatch(r"(?:kills|race): +([\w./]+)( \(double\))?\s*", lines[-1])
+        kills = re.fullmatch(r"(kills|race|late|early|random (\d+)|gpu): +([\w./]+)( \(double\))?\s*", lines[-1])
         if not symptom or not kills:
             raise Bad(f"{bad}write `symptom: what is seen` and `kills: Suite.Test`, one exact name")
         old, new = (textwrap.dedent("\n".join(x[1:] for x in lines if x[0] == sign)).split("\n")
                     for sign in "-+")
-        mutants.append(Mutant(title[1], title[2], symptom[1].strip(), kills[1], old,
-                              new if "+" in shape else [], lines[-1].startswith("race"), bool(kills[2]),
-                              bool(title[3])))
+        mutants.append(Mutant(title[1], title[2], symptom[1].strip(), kills[3], old, new if "+" in shape else [],
+                              kills[2] or ("" if kills[1] in ("kills", "race") else kills[1]),
+                              kills[1] == "race", bool(kills[4]), bool(title[3])))
     return mutants
 
 
@@ -122,13 +125,17 @@ def values(texts: list[list[str]]) -> list[re.Match[str]]:
     return found if len(found) == len(texts) and len({" ".join(m["head"].split()) for m in found}) == 1 else []
 
 
+UNROLL = re.compile(r"\s*#\s*pragma unroll\b")    # of the loop that follows, which then has no choice of mutants before it
+
+
 def inseparable(mutant: Mutant, lines: list[str], gone: list[int]) -> str:
     """Why the mutant's lines cannot stand beside the lesson's, or nothing. What this overlooks, the compiler does not."""
     code = bare("\n".join(lines)).split("\n")
     bodies = [bare("\n".join(text)).rstrip() for text in (mutant.old, mutant.new)]
     if any(re.search(r"^\s*#", body, re.M) for body in bodies):
         return "it has a line of the preprocessor"
-    if "\n".join(code[:gone[0]]).rstrip()[-1:] not in list(";{}") or \
+    before = "\n".join(line for line in code[:gone[0]] if not UNROLL.match(line))
+    if before.rstrip()[-1:] not in list(";{}") or \
             any(top_level(body) is None or body and body[-1] not in ";}" for body in bodies):
         return "its lines are not whole statements"
     if both := values([mutant.old, mutant.new]):
@@ -155,21 +162,30 @@ def choice(mutants: list[Mutant], old: list[str], line: int) -> str:
 def weave(mutants: list[Mutant], folder: Path) -> str:
     """The source with all of these mutants in it, each of which asks fa_mutant(), of test_main.cpp, whether it is the
     one. What compilers and sanitizers say of lines is said of the lesson's."""
-    spots: dict[tuple[int, ...], list[Mutant]] = {}
+    spots: list[tuple[list[int], list[tuple[Mutant, list[int]]]]] = []     # lines, and whose lines overlap there
     lines: list[str] = []
     for mutant in mutants:
         lines, gone = locate(mutant, folder)
-        why = inseparable(mutant, lines, gone)
-        for spot, others in spots.items():
-            if set(spot) & set(gone) and spot != tuple(gone):
-                why = f"its lines overlap those of {others[0].name}"
-        if why:
-            raise Bad(f"{mutant.source}: mutant {mutant.name} cannot be woven: {why}; "
-                      f"write {mutant.name}: {mutant.source} (alone)")
-        spots.setdefault(tuple(gone), []).append(mutant)
+        here, others = set(gone), [(mutant, gone)]
+        for spot in [s for s in spots if set(s[0]) & here]:
+            spots.remove(spot)
+            here, others = here | set(spot[0]), spot[1] + others
+        spots.append((list(range(min(here), max(here) + 1)), others))
+    chosen: list[tuple[list[int], list[Mutant]]] = []
+    for spot, theirs in spots:
+        whole = [lines[i] for i in spot]
+        wider = [replace(m, old=whole, new=substituted(lines, gone, m.new)[spot[0]:len(m.new) - len(gone) + spot[-1] + 1])
+                 for m, gone in theirs]
+        for mutant in wider:
+            if why := inseparable(mutant, lines, spot):
+                raise Bad(f"{mutant.source}: mutant {mutant.name} cannot be woven: {why}; "
+                          f"write {mutant.name}: {mutant.source} (alone)")
+        chosen.append((spot, wider))
     out: list[str | None] = list(lines)
-    for spot, here in spots.items():
+    for spot, here in chosen:
         out[spot[0]:spot[-1] + 1] = [None] * (spot[-1] + 1 - spot[0])
+        if UNROLL.match(lines[spot[0] - 1]):
+            out[spot[0] - 1] = ""
         out[spot[0]] = f"{choice(here, [lines[i] for i in spot], spot[0] + 1)}\n#line {spot[-1] + 2}"
     head = ["bool fa_mutant(const char* name);",
             *(f'static const bool fa_mutant_{m.name} = fa_mutant("{m.name}");' for m in mutants),
@@ -207,9 +223,9 @@ def verdict(exe: Path, test: str, limit: float) -> tuple[int, str]:
     return 1, f"survived: {test} passes with the mutant; sharpen the test"
 
 
-def skeleton(exe: Path, limit: float) -> tuple[int, str]:
+def skeleton(exe: Path, limit: float, suite: str) -> tuple[int, str]:
     """Exit code and one line. A skeleton must fail, how does not matter: a step is missing."""
-    for tests in ("*Sizes*", "*"):  # most fail the first ones: then the others need not run
+    for tests in (f"{suite}.*Sizes*", f"{suite}.*"):  # most fail the first ones: then the others need not run
         command = [str(exe.absolute()), "--gtest_brief=1", "--gtest_fail_fast", f"--gtest_filter={tests}"]
         try:
             done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=limit)
@@ -254,7 +270,7 @@ def race(exe: Path, test: str, source: Path) -> tuple[int, str]:
 def main() -> int:
     parser = Parser(description=(__doc__ or "").partition("\n")[0])
     commands = parser.add_subparsers(dest="command", required=True)
-    listing = commands.add_parser("list", help="print name, source, test, and alone or woven, tab-separated")
+    listing = commands.add_parser("list", help="print name, source, test, alone or woven, and any or its order, tab-separated")
     listing.add_argument("race", nargs="?", choices=["race"], help="only those without a barrier")
     listing.add_argument("file", type=Path)
     every = commands.add_parser("check", help="fail unless every mutant can be applied")
@@ -277,6 +293,7 @@ def main() -> int:
     judge.add_argument("--timeout", type=float, default=60, metavar="SECONDS")
     hole = commands.add_parser("skeleton", help="0: the skeleton fails its tests, 77: skipped, 1: it passes")
     hole.add_argument("exe", type=Path)
+    hole.add_argument("--suite", default="*", help="the only tests that may fail")
     hole.add_argument("--timeout", type=float, default=60, metavar="SECONDS")
     racing = commands.add_parser("race", help="0: ThreadSanitizer reports a race in the mutant")
     racing.add_argument("exe", type=Path)
@@ -285,7 +302,7 @@ def main() -> int:
     args = parser.parse_args()
     if args.command == "list":
         for m in judged(args.file, bool(args.race)):
-            print(m.name, m.source, m.kills, "alone" if m.alone else "woven", sep="\t")
+            print(m.name, m.source, m.kills, "alone" if m.alone else "woven", m.order or "any", sep="\t")
         return 0
     if args.command == "check":
         for m in parse(args.file):
@@ -297,14 +314,14 @@ def main() -> int:
         write_whole(args.out, text if mutant.in_double else for_float(text))
         return 0
     if args.command == "weave":
-        mutants = [m for m in judged(args.file, bool(args.race)) if m.source == args.source and not m.alone]
+        mutants = [m for m in judged(args.file, bool(args.race)) if m.source == args.source and not m.alone and m.order != "gpu"]
         if not mutants:
             raise Bad(f"{args.file}: no mutant of {args.source} to weave; `mutants.py list` prints them all")
         text = weave(mutants, args.source_dir)
         write_whole(args.out, text if any(m.in_double for m in mutants) else for_float(text))
         return 0
     if args.command == "skeleton":
-        code, line = skeleton(args.exe, args.timeout)
+        code, line = skeleton(args.exe, args.timeout, args.suite)
         print(line)
         return code
     if args.command == "race":

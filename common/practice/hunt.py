@@ -12,7 +12,7 @@ import progress
 from marks import stage_of  # puts common/judge on the path
 from mutants import Mutant, apply, find, parse
 from source import LEXEME, Bad, Parser, run, unmarked, write_whole
-from suite import Suite, pattern, run_suite
+from suite import Suite, broken_rules, pattern, run_suite
 
 NOT_JUDGED = 3
 
@@ -48,7 +48,7 @@ def start(stage: Path, seed: int | None, no_kernels: bool) -> None:
         hidden(stage)
         return
     mutants = [m for m in parse(stage / "check" / "mutants.txt") if not m.race_only
-               and not (no_kernels and m.source.endswith(".cu"))]
+               and not (no_kernels and m.order == "gpu")]
     if not mutants:
         raise Bad(f"{stage.name}/check/mutants.txt: lists no mutant; hunt in another stage")
     mutant = random.Random(seed).choice(mutants)
@@ -58,30 +58,34 @@ def start(stage: Path, seed: int | None, no_kernels: bool) -> None:
     print(f"A mistake is hidden in {stage.name}/hunt/{mutant.source}, a copy of the lesson without its comments.")
 
 
-def programs(stage: Path, build: Path) -> list[Path]:
-    """The stage's tests with the hunt's copy in them: on the CPU, on the GPU, or both."""
-    return sorted(p for p in (build / stage.name).glob(f"hunt{stage.name[:2]}*_tests") if p.is_file())
+def programs(stage: Path, build: Path, mutant: Mutant) -> list[Path]:
+    """The stage's tests with the hunt's copy in them: on the CPU, on the GPU, or both; a mistake of time on the CPU."""
+    found = sorted(p for p in (build / stage.name).glob(f"hunt{stage.name[:2]}*_tests") if p.is_file())
+    return [p for p in found if not (mutant.order not in ("", "gpu") and "on_gpu" in p.name)]
 
 
 def tests_for(stage: Path, program: Path, mutant: Mutant) -> str:
     """Of the kernels of a ladder, which have one program together, only the one that the mistake is in."""
-    if "fa_add_ladder" not in (stage / "CMakeLists.txt").read_text(encoding="utf-8") or "on_gpu" not in program.name:
+    if "fa_add_ladder" not in (stage / "CMakeLists.txt").read_text(encoding="utf-8") or "layouts" in program.name:
         return "*"
     kernel = re.sub(r"^\d+_", "", Path(mutant.source).stem)
-    return f"{'backward_' if mutant.source.startswith('backward/') else ''}{kernel}.*:{mutant.kills}"
+    family = f"{'backward_' if mutant.source.startswith('backward/') else ''}{kernel}"
+    return f"{family}.*:Tiles.*/{family}:{mutant.kills}" + ("-*Determinism:*Spread:*Fuzz:*Layouts" if "on_cpu" in program.name else "")
 
 
 def judge(stage: Path, build: Path, no_kernels: str, verbose: bool) -> int:
     mutant = hidden(stage)
     place = f"{stage.name}/hunt/{mutant.source}"
-    suites = [run_suite(p, tests_for(stage, p, mutant)) for p in programs(stage, build)]
+    env = {"FA_TIMING": mutant.order} if mutant.order not in ("", "gpu") else None
+    suites = [run_suite(p, tests_for(stage, p, mutant), env=env) for p in programs(stage, build, mutant)]
     tests = [t for s in suites for t in s.tests]
     bad = [t for s in suites for t in s.bad]
     if bad:
         if verbose:
             print(*(t.output for t in bad), sep="\n")
         print(f"{len(bad)} of {len(tests)} tests fail:")
-        print(*(f"  {line}" for line in pattern(Suite(build, tests), "docs/debugging.md")), sep="\n")
+        suite = Suite(build, tests)
+        print(*(f"  {line}" for line in broken_rules(suite) or pattern(suite, "docs/debugging.md")), sep="\n")
         print(f"Mend {place} and run {command(stage)} again.\n"
               "-v: all that the tests say; --symptom: what a user would see; --reveal: the answer")
         return 1
@@ -126,7 +130,7 @@ def main() -> int:
     parser.add_argument("stage", type=Path)
     parser.add_argument("--build", type=Path, default=Path("build"), help="judge: where the tests were built")
     parser.add_argument("--seed", type=int, help="start: choose the same mutant each time")
-    parser.add_argument("--no-kernels", metavar="WHY", default="", help="why no kernel of a ladder can run here")
+    parser.add_argument("--no-kernels", metavar="WHY", default="", help="why no kernel can run on a GPU here")
     parser.add_argument("-v", "--verbose", action="store_true", help="judge: all that the failing tests say")
     args = parser.parse_args()
     stage = stage_of(args.stage)

@@ -39,7 +39,7 @@ from source import (LABEL, LEXEME, MARK, Bad, Parser, bare, declared, for_float,
 
 LEVELS = (1, 2, 3)
 SUFFIXES = (".cpp", ".cu", ".hpp", ".cuh")
-FOLDERS = (".", "fast", "warmup", "ladder", "ptx", "forward", "backward")   # of a stage: where lessons and chapters lie
+FOLDERS = (".", "fast", "warmup", "ladder", "ptx", "ptx/on_cpu", "forward", "backward")   # of a stage: where lessons and chapters lie
 STAGE = re.compile(r"\d\d_\w+")
 FORM = re.compile(r"// \[(?:(?:step (?P<step>\d\d\.\d+)|more (?P<more>\d\d\.[a-z]))"
                   r"(?: \((?P<equations>\d+(?:, \d+)*)\))?: (?P<text>.+?)"

@@ -14,6 +14,7 @@ import sys
 import tempfile
 import textwrap
 import threading
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -207,6 +208,15 @@ def run_suite(program: Path, filter: str = "*", jobs: int = 0, env: dict[str, st
         except BaseException:       # as by Ctrl-C
             runner.stop()
             raise
+
+
+# ---- what the emulator says --------------------------------------------------------------------
+
+def broken_rules(suite: Suite) -> list[str]:
+    """The emulator's sentences on a kernel that breaks a rule of its hardware, each once, the most frequent two."""
+    said = Counter(re.sub(r"[\w./]*/(\w+\.\w+:\d+)", r"\1", words)
+                   for t in suite.bad for words in re.findall(r"^threw: \w+: (?:block \d+: )?(.+)$", t.output, re.M))
+    return [textwrap.shorten(words, 300) for words, _ in said.most_common(2)]
 
 
 # ---- the pattern -------------------------------------------------------------------------------

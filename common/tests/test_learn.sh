@@ -30,7 +30,7 @@ expect 2 "practice has no option '--level=0'" ./learn practice 1 --level=0
 expect 2 "one of --race and --asan at a time" ./learn practice 4 --race -v --asan
 expect 2 "takes the name of a skeleton in 01_safe_softmax/exercise, got '../safe_softmax.cpp'" ./learn practice 1 ../safe_softmax.cpp
 expect 2 "stage 02 has one thread: nothing can race there" ./learn practice 02 --race --reset
-expect 2 "stage 06: nothing emulates its kernels" ./learn practice 06 --asan
+expect 2 "stage 06: ./learn practice 06 itself names the rules that a kernel breaks" ./learn practice 06 --asan
 expect 0 "usage: ./learn practice NN" ./learn practice 2 --help
 expect 2 "bench has no option '--fast'" ./learn bench 02 --rounds 3 --fast
 expect 2 "--out needs a value" ./learn bench 02 --out

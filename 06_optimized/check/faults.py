@@ -1,0 +1,124 @@
+#!/usr/bin/env python3
+"""Who sees which of the faults in check/mutants.txt: the emulator in each order of time, and a GPU.
+
+    cmake --build build --target stage06_all
+    python3 06_optimized/check/faults.py build 06_optimized/results
+    cmake --build build --target stage06_faults_on_gpu     where a Hopper GPU answers
+    python3 06_optimized/check/faults.py build 06_optimized/results --gpu "NVIDIA H200"
+
+Each fault of a kernel is planted, and the test that check/mutants.txt names is run: on the CPU late, early, and with the
+seeds 1 to 8; with --gpu ten times on the GPU. Writes faults.json, keeping there what it does not measure, and faults.md.
+A fault on a GPU may hang: a run is ended after a minute.
+"""
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "common" / "judge"))
+from mutants import Mutant, parse  # noqa: E402
+from source import Bad, Parser, run, write_whole  # noqa: E402
+
+SEEDS = [str(seed) for seed in range(1, 9)]
+RUNS_ON_GPU = 10
+
+
+def program(mutant: Mutant, build: Path, on_gpu: bool) -> Path:
+    file = re.sub(r"\W", "_", mutant.source.removesuffix(".cu"))
+    name = f"mutant_{mutant.name}" if on_gpu else f"mutant_{mutant.name}_on_cpu" if mutant.alone else f"mutants_{file}"
+    found = build / "06_optimized" / f"stage06_{name}"
+    if not found.is_file():
+        raise Bad(f"{found}: not built; build {'stage06_faults_on_gpu' if on_gpu else 'stage06_all'} first")
+    return found
+
+
+def sentence(output: str) -> str:
+    """What the emulator said, without the kernel and the block."""
+    said = re.search(r"^threw: \w+: (?:block \d+: )?(.+)$", output, re.M)
+    return re.sub(r"[\w./]*/(\w+\.(?:cu|cuh|hpp):\d+)", r"\1", said[1]).strip() if said else ""
+
+
+def verdict(exe: Path, mutant: Mutant, order: str) -> tuple[str, str]:
+    """What became of a run: passes, wrong, said, hangs or ends; and the sentence, if one was said."""
+    env = {**os.environ, "FA_MUTANT": "" if mutant.alone else mutant.name, "FA_TIMING": order, "GTEST_COLOR": "no"}
+    try:
+        done = subprocess.run([exe, f"--gtest_filter={mutant.kills}", "--gtest_brief=1"], env=env, text=True,
+                              errors="replace", stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=60, check=False)
+    except subprocess.TimeoutExpired:
+        return "hangs", ""
+    if done.returncode == 0:
+        return "passes", ""
+    if done.returncode != 1:
+        return "ends", ""
+    said = sentence(done.stdout)
+    return ("said" if said else "wrong"), said
+
+
+def on_cpu(mutant: Mutant, build: Path) -> dict[str, Any]:
+    exe = program(mutant, build, False)
+    runs = {order: verdict(exe, mutant, order) for order in ("late", "early", *SEEDS)}
+    told = [said for order in (mutant.order or "late", *runs) for said in [runs[order][1]] if said]
+    return {"late": runs["late"][0], "early": runs["early"][0],
+            "random": sum(runs[seed][0] != "passes" for seed in SEEDS), "said": told[0] if told else ""}
+
+
+WORDS = {"passes": "–", "wrong": "numbers", "said": "named", "hangs": "hangs", "ends": "ends"}
+
+
+def table(mutants: list[Mutant], known: dict[str, dict[str, Any]]) -> str:
+    gpus = sorted({key for row in known.values() for key in row if key not in ("late", "early", "random", "said")})
+    lines = ["# Who sees which fault", "",
+             "Each fault of a kernel in [mutants.txt](../check/mutants.txt), planted and tested. **Named**: the emulator says",
+             "in a sentence which rule is broken, and where; **numbers**: results are wrong; **–**: the test passes. Random:",
+             f"how many of {len(SEEDS)} seeds do not pass. On a GPU: how many of {RUNS_ON_GPU} runs do not.", "",
+             "|".join(["", " fault ", " file ", " late ", " early ", " random ", *(f" {gpu} " for gpu in gpus or ["NVIDIA H200"]), ""]),
+             "|" + " --- |" * (5 + max(1, len(gpus)))]
+    for m in mutants:
+        row = known.get(m.name, {})
+        cells = [f"`{m.name}`: {m.symptom}", m.source, *(WORDS.get(row.get(key, ""), "") for key in ("late", "early")),
+                 str(row.get("random", "")), *(str(row.get(gpu, "")) for gpu in gpus or [""])]
+        lines.append("| " + " | ".join(cells) + " |")
+    lines += ["", "## What is said", ""]
+    for m in mutants:
+        if said := known.get(m.name, {}).get("said"):
+            lines.append(f"- `{m.name}`: {said}")
+    return "\n".join(lines) + "\n"
+
+
+def main() -> int:
+    parser = Parser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("build", type=Path, help="the build folder")
+    parser.add_argument("results", type=Path, help="the folder of faults.json and faults.md")
+    parser.add_argument("--gpu", metavar="NAME", help="measure on the GPU of this name instead")
+    parser.add_argument("--only", nargs="*", default=[], metavar="FAULT", help="only these")
+    args = parser.parse_args()
+    mutants = [m for m in parse(ROOT / "06_optimized/check/mutants.txt") if m.source.endswith(".cu")]
+    file = args.results / "faults.json"
+    known: dict[str, dict[str, Any]] = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    if strange := [name for name in args.only if name not in {m.name for m in mutants}]:
+        raise Bad(f"no fault {strange[0]} in check/mutants.txt")
+    chosen = [m for m in mutants if not args.only or m.name in args.only]
+    if args.gpu:
+        for m in chosen:
+            exe = program(m, args.build, True)
+            known.setdefault(m.name, {})[args.gpu] = sum(verdict(exe, m, "late")[0] != "passes" for _ in range(RUNS_ON_GPU))
+    else:
+        here = [m for m in chosen if m.order != "gpu"]
+        with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+            for m, row in zip(here, pool.map(lambda m: on_cpu(m, args.build), here)):
+                known.setdefault(m.name, {}).update(row)
+    known = {m.name: known[m.name] for m in mutants if m.name in known}
+    write_whole(file, json.dumps(known, indent=1, ensure_ascii=False) + "\n")
+    write_whole(args.results / "faults.md", table(mutants, known))
+    return 0
+
+
+if __name__ == "__main__":
+    run(main)
