@@ -16,6 +16,8 @@
 #include "common/core/check.cpp"
 #include "common/core/cuda.hpp"
 #include "common/emulator/cuda_on_cpu.cpp"
+#include "common/emulator/places.cpp"
+#include "common/emulator/proxies.cpp"
 #include "common/practice/see.hpp"
 
 using namespace see;

@@ -3,13 +3,13 @@
 
 #include <array>
 #include <cmath>
-#include <functional>
 #include <string>
 #include <tuple>
 
 #include "03_tiled_cpu/tiled_cpu.hpp"
 #include "04_cuda_forward/cuda_forward.hpp"
 #include "common/judge/cases.hpp"
+#include "common/judge/function_ref.hpp"
 #include "common/judge/gpu.hpp"
 #include "common/judge/gpu_test.hpp"
 #include "common/judge/stage.hpp"
@@ -83,7 +83,7 @@ Spec spec(Int Nq, Int Nk, Int d, Causal causal = Causal::none) {
   s.p.causal = causal;
   return s;
 }
-std::string refusal(const std::function<void()>& f) {
+std::string refusal(FunctionRef<void()> f) {
   try {
     f();
   } catch (const std::invalid_argument& e) {

@@ -12,6 +12,7 @@
 #include "05_cuda_backward/cuda_backward.hpp"
 #include "common/judge/cases.hpp"
 #include "common/judge/edge.hpp"
+#include "common/judge/function_ref.hpp"
 #include "common/judge/gpu_test.hpp"
 #include "common/judge/stage.hpp"
 #include "common/judge/threads.hpp"
@@ -108,7 +109,7 @@ Spec spec(Int Nq, Int Nk, Int d, Causal causal = Causal::none) {
   s.p.causal = causal;
   return s;
 }
-std::string refusal(const std::function<void()>& f) {
+std::string refusal(FunctionRef<void()> f) {
   try {
     f();
   } catch (const std::invalid_argument& e) {

@@ -401,7 +401,7 @@ __host__ __device__ Bits bits_of(int head, int i, int x) {
   return Bits(((head * 70 + i) * 256 + x) * 40503u >> 1);
 }
 __global__ void store_kernel(const __grid_constant__ CUtensorMap map) {
-  Bits* const tile = FA_DYNAMIC_SHARED(Bits[64 * 64]);
+  Bits* const tile = &FA_DYNAMIC_SHARED(Bits);  // 64 x 64
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, i0 = blockIdx.x * 64;
   const int head = blockIdx.z * gridDim.y + blockIdx.y;
   Bits* const mine = tile + 16 * warp * 64;

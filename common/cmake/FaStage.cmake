@@ -169,7 +169,11 @@ function(fa_stage_variant stage library prefix variant)
     target_compile_options(${library}_check PRIVATE ${FA_COMPILED_FAST})
     fa_stage_tests(${library}_tests ${library} "${variant}" "" "")
     add_dependencies(${stage}_tested ${library}_tests)
-    fa_discover(${library}_tests ${prefix} ${stage} 300)
+    if(variant STREQUAL "on_gpu")
+      fa_discover_on_gpu(${library}_tests ${prefix} ${stage} 300)
+    else()
+      fa_discover(${library}_tests ${prefix} ${stage} 300)
+    endif()
   endif()
 endfunction()
 
@@ -194,6 +198,16 @@ endfunction()
 function(fa_discover target prefix label timeout)
   gtest_discover_tests(${target} TEST_PREFIX ${prefix}. DISCOVERY_MODE PRE_TEST DISCOVERY_TIMEOUT 60 ${ARGN}
     PROPERTIES LABELS ${label} TIMEOUT ${timeout})
+endfunction()
+
+# Where no GPU answers, one test stands for all of them: each would load cuBLAS to say that it cannot run.
+function(fa_discover_on_gpu target prefix label timeout)
+  if(FA_GPU_FOUND)
+    fa_discover(${target} ${prefix} ${label} ${timeout})
+  else()
+    add_test(NAME ${prefix}.needs_a_gpu COMMAND sh ${PROJECT_SOURCE_DIR}/common/cmake/needs_a_gpu.sh $<TARGET_FILE:${target}>)
+    set_tests_properties(${prefix}.needs_a_gpu PROPERTIES LABELS ${label} TIMEOUT 1500 SKIP_RETURN_CODE 77)
+  endif()
 endfunction()
 
 function(fa_stage_benchmark stage library)
@@ -332,22 +346,21 @@ function(fa_stage_skeletons stage library variant)
   endforeach()
 endfunction()
 
-# In the caller: the ${skeleton} of a file at a level, the ${test} and the ${target} that judge it. Those of level 1 lie
-# in exercise/, the others are made when built.
+# In the caller: the ${skeleton} of a file at a level, made when built, and the ${test} and the ${target} that judge it.
 macro(fa_skeleton file level)
   string(REGEX REPLACE "[.][a-z]+$" "" name ${file})
   string(MAKE_C_IDENTIFIER ${name} name)
   set(target ${stage}_skeleton_${name})
   set(test ${stage}.skeleton.${name})
-  set(skeleton ${CMAKE_CURRENT_SOURCE_DIR}/exercise/${file})
   if(${level} GREATER 1)
     string(APPEND target _level${level})
     string(APPEND test .level${level})
-    set(skeleton ${CMAKE_CURRENT_BINARY_DIR}/skeletons/level${level}/${file})
-    add_custom_command(OUTPUT ${skeleton}
-      COMMAND ${Python3_EXECUTABLE} ${FA_MARKS_TOOL} skeleton ${CMAKE_CURRENT_SOURCE_DIR}/${file} --level ${level} -o ${skeleton}
-      DEPENDS ${file} ${FA_MARKS_TOOL} VERBATIM)
   endif()
+  set(skeleton ${CMAKE_CURRENT_BINARY_DIR}/skeletons/level${level}/${file})
+  add_custom_command(OUTPUT ${skeleton}
+    COMMAND ${Python3_EXECUTABLE} ${FA_MARKS_TOOL} skeleton ${CMAKE_CURRENT_SOURCE_DIR}/${file} --level ${level} --for-float
+            -o ${skeleton}
+    DEPENDS ${file} ${FA_MARKS_TOOL} VERBATIM)
 endmacro()
 
 function(fa_judge_skeleton stage target test)
@@ -440,9 +453,9 @@ function(fa_stage_tests target library variant replaced replacements)
       target_compile_options(${target}_object PRIVATE -w)
     endif()
     list(PREPEND objects $<TARGET_OBJECTS:${target}_object>)
-    # A mutant may lack the instantiations for double (see mutants.py): those of the lesson follow.
+    # A mutant or a skeleton may lack the instantiations for double (see source.py): those of the lesson follow.
     # Of two for float, as of any inline function, the linker takes the first.
-    if(target MATCHES "_mutants?_")
+    if(target MATCHES "_(mutants?|skeleton)_")
       foreach(file IN LISTS replaced)
         file(STRINGS ${CMAKE_CURRENT_SOURCE_DIR}/${file} doubles REGEX "MatrixMap<const double>")
         if(doubles)

@@ -1,6 +1,7 @@
 // What a CUDA stage uses besides CUDA: every call and launch checked, errors in words, memory that
 // frees itself. With FA_EMULATED the same kernels are plain C++ and run on the CPU, one after the
-// other, so that they can be tested where there is no GPU.
+// other, so that they can be tested where there is no GPU. Every kernel includes this, and nvcc
+// reads it three times: of the library it names only what is cheap.
 #pragma once
 #ifdef FA_EMULATED
 #include "common/emulator/cuda_on_cpu.hpp"
@@ -12,7 +13,6 @@
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
-#include <sstream>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -63,9 +63,10 @@ inline std::string cuda_hint(cudaError_t code, const std::string& built, int dev
 #endif
 inline std::string capabilities(const std::string& list) {
   std::string text;
-  std::istringstream numbers(list);
-  for (std::string number; std::getline(numbers, number, ',');)
-    text += (text.empty() ? "" : ", ") + capability(std::atoi(number.c_str()));
+  for (const char* at = list.c_str(); *at; at += std::strspn(at, ",")) {
+    text += (text.empty() ? "" : ", ") + capability(std::atoi(at));
+    at += std::strcspn(at, ",");
+  }
   return text.empty() ? "unknown" : text;
 }
 
@@ -214,10 +215,9 @@ class DeviceMemory {
     cudaGetLastError();
     std::size_t free = 0, total = 0;
     cudaMemGetInfo(&free, &total);
-    std::ostringstream text;
-    text << "cudaMalloc: " << cudaGetErrorString(code) << ": wanted " << bytes << " bytes, " << free
-         << " of " << total << " are free";
-    throw CudaError(code, text.str());
+    throw CudaError(code, std::string("cudaMalloc: ") + cudaGetErrorString(code) + ": wanted " +
+                              std::to_string(bytes) + " bytes, " + std::to_string(free) + " of " +
+                              std::to_string(total) + " are free");
   }
   DeviceMemory(DeviceMemory&& other) noexcept { swap(other); }
   DeviceMemory& operator=(DeviceMemory&& other) noexcept {

@@ -15,7 +15,6 @@
 #pragma once
 #include <cstddef>
 #include <cstdint>
-#include <functional>
 #include <list>
 #include <map>
 #include <memory>
@@ -109,15 +108,33 @@ unsigned shared_offset(const void* p, const char* who, Place);
 char* generic_memory();  // what threads see
 char* async_memory();    // what tensor cores and the copy engine see
 
+// A step of a thread, or something that the copy engine or the tensor cores do (races.cpp).
+using Step = std::uint32_t;
+struct Deed {
+  unsigned actor = 0;
+  Step step = 0;
+};
+Deed a_copy();     // to shared memory
+Deed a_store();    // from there
+Deed a_product();  // of this thread's warp
+// Orders what this thread has done with what follows where others take it.
+void leave_order(const void* at);
+void take_order(const void* at);
+void leave_end_of(Deed, const void* at);  // who takes the order there has waited for it
+void take_end_of(Deed);                   // this thread has waited for it
+// A finding if a deed touches what another has touched that nothing orders before it.
+void access(Deed by, bool writes, unsigned at, unsigned bytes, Place);
+void thread_accesses(bool writes, unsigned at, unsigned bytes, Place);
+
 // The asynchronous proxy reads: a finding if a thread wrote there without a fence since, or a copy
 // is on its way.
 void async_reads(unsigned at, unsigned bytes, const char* who, Place);
 // It is going to write: what is there is gone. A finding if a thread read or wrote it without a
 // fence, or a product or store has yet to read it.
-void async_will_write(unsigned at, unsigned bytes, const char* who, Place);
+void async_will_write(unsigned at, unsigned bytes, const char* who, Place, Deed);
 void async_has_written(unsigned at, unsigned bytes);  // both memories hold it now
 // A product or store that has yet to read these bytes, and has read them.
-void async_will_read(unsigned at, unsigned bytes, Place);
+void async_will_read(unsigned at, unsigned bytes, Place, Deed);
 void async_has_read(unsigned at, unsigned bytes);
 // Counts what changes in async_memory().
 std::uint64_t async_version();

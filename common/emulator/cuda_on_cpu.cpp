@@ -156,7 +156,8 @@ struct FreeShared {
 
 struct Launch {
   const char* kernel;
-  const std::function<void()>* thread;
+  void (*thread)(const void* what);
+  const void* what;
   std::vector<Fiber> fibers;
   unsigned current = 0;
   void* scheduler = nullptr;  // the scheduler's stack pointer while a fiber runs
@@ -208,7 +209,7 @@ void wait_for_warp(unsigned mask, Place place) {
 
 void fiber_main() {
   acquire(&running->begin);
-  (*running->thread)();
+  running->thread(running->what);
   release(&running->end);
   yield(State::done);
 }
@@ -484,9 +485,11 @@ std::size_t shared_bytes() { return running ? running->shared_bytes : 0; }
 char* generic_memory() { return running->shared.get(); }
 void release([[maybe_unused]] const void* x) {
   ::release(static_cast<char*>(const_cast<void*>(x)));
+  leave_order(x);
 }
 void acquire([[maybe_unused]] const void* x) {
   ::acquire(static_cast<char*>(const_cast<void*>(x)));
+  take_order(x);
 }
 
 void misaligned() { last_error = cudaErrorMisalignedAddress; }
@@ -534,7 +537,8 @@ bool any(unsigned mask, bool x) {
 }
 
 void launch(const char* kernel, const void* function, dim3 grid, dim3 block,
-            std::size_t shared_bytes, cudaStream_t stream, const std::function<void()>& thread) {
+            std::size_t shared_bytes, cudaStream_t stream, void (*thread)(const void* what),
+            const void* what) {
   const std::lock_guard lock(one_launch_at_a_time);
   streams.insert(stream);
   kernels.insert(kernel);
@@ -553,7 +557,8 @@ void launch(const char* kernel, const void* function, dim3 grid, dim3 block,
   }
   Launch launch{};
   launch.kernel = kernel;
-  launch.thread = &thread;
+  launch.thread = thread;
+  launch.what = what;
   launch.warps.resize((threads + warp_size - 1) / warp_size);
   launch.scheduler_tsan = tsan_this_fiber();
   while (launch.fibers.size() < threads) {
@@ -632,18 +637,18 @@ using fa::emulator::last_error;
 void __syncthreads() {
   auto& r = *fa::emulator::running;
   char* sync = &r.block.phase[fa::emulator::self().block_phase++ % 2];
-  release(sync);
+  fa::emulator::release(sync);
   fa::emulator::yield(fa::emulator::State::waits_for_block);
-  acquire(sync);
+  fa::emulator::acquire(sync);
 }
 void __nanosleep(unsigned) { fa::emulator::yield(fa::emulator::State::ready); }
 void __syncwarp(unsigned mask) {
   auto& r = *fa::emulator::running;
   auto& fiber = fa::emulator::self();
   char* sync = &r.warps[r.current / 32].phase[fiber.warp_phase++ % 2];
-  release(sync);
+  fa::emulator::release(sync);
   fa::emulator::wait_for_warp(mask, FA_HERE);
-  acquire(sync);
+  fa::emulator::acquire(sync);
 }
 
 const char* cudaGetErrorString(cudaError_t code) {

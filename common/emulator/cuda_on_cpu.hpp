@@ -18,7 +18,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
-#include <functional>
 #include <set>
 #include <string>
 #include <vector>
@@ -71,7 +70,7 @@ template <class T>
 __device__ inline T& copy_at_once(T& to, const T& from) {
   check_alignment(&from, sizeof(T));
   check_alignment(&to, sizeof(T));
-  std::memcpy(static_cast<void*>(&to), &from, sizeof(T));
+  std::memcpy(static_cast<void*>(&to), static_cast<const void*>(&from), sizeof(T));
   return to;
 }
 }  // namespace fa::emulator
@@ -174,12 +173,19 @@ T shuffle(unsigned mask, T value, unsigned source) {
   return value;
 }
 
-// Runs `thread` once per thread of every block. A launch that a GPU would refuse sets the error
+// Runs thread(what) once per thread of every block. A launch that a GPU would refuse sets the error
 // that cudaGetLastError() returns. Throws std::logic_error where threads wait for each other for
 // ever.
 void launch(const char* kernel, const void* function, dim3 grid, dim3 block,
-            std::size_t shared_bytes, fa_emulated_stream* stream,
-            const std::function<void()>& thread);
+            std::size_t shared_bytes, fa_emulated_stream* stream, void (*thread)(const void* what),
+            const void* what);
+template <class Body>
+void launch(const char* kernel, const void* function, dim3 grid, dim3 block,
+            std::size_t shared_bytes, fa_emulated_stream* stream, const Body& body) {
+  launch(
+      kernel, function, grid, block, shared_bytes, stream,
+      [](const void* what) { (*static_cast<const Body*>(what))(); }, &body);
+}
 
 // For the x-ray: which thread of which kernel runs.
 struct Position {

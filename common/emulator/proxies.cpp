@@ -97,7 +97,11 @@ unsigned shared_offset(const void* p, const char* who, Place place) {
   finding(std::string(who) + " at " + text_of(place) + " wants an address in shared memory");
   return 0;
 }
-char* async_memory() { return hooked ? known().view.data() : generic_memory(); }
+char* async_memory() {
+  if (!hooked) return generic_memory();
+  look_at_doubtful();
+  return known().view.data();
+}
 std::uint64_t async_version() { return hooked ? known().version : ++known_.version; }
 
 void async_reads(unsigned at, unsigned bytes, const char* who, Place place) {
@@ -120,7 +124,7 @@ void async_reads(unsigned at, unsigned bytes, const char* who, Place place) {
   });
 }
 
-void async_will_write(unsigned at, unsigned bytes, const char* who, Place place) {
+void async_will_write(unsigned at, unsigned bytes, const char* who, Place place, Deed deed) {
   if (hooked) {
     look_at_doubtful();
     each_chunk(at, bytes, [&](Chunk& c, unsigned n) {
@@ -139,6 +143,7 @@ void async_will_write(unsigned at, unsigned bytes, const char* who, Place place)
       c.asked = place;
       c.writer = {};
     });
+    access(deed, true, at, bytes, place);
     if (timing() != Timing::early) std::memset(async_memory() + at, 0xff, bytes);
     ++known_.version;
   }
@@ -152,8 +157,9 @@ void async_has_written(unsigned at, unsigned bytes) {
   });
   ++known_.version;
 }
-void async_will_read(unsigned at, unsigned bytes, Place place) {
+void async_will_read(unsigned at, unsigned bytes, Place place, Deed deed) {
   if (!hooked) return;
+  access(deed, false, at, bytes, place);
   each_chunk(at, bytes, [&](Chunk& c, unsigned) {
     ++c.to_read;
     c.reads = place;
@@ -199,6 +205,7 @@ void thread_reads(unsigned at, unsigned bytes, Place place) {
     c.read = place;
   });
   note(k.read_[thread()], at, bytes);
+  thread_accesses(false, at, bytes, place);
 }
 void warp_has_written(unsigned first) {
   if (!hooked) return;
@@ -229,6 +236,7 @@ void thread_writes(unsigned at, unsigned bytes, Place place, bool with_its_warp)
     c.wrote = place;
   });
   note(k.written[thread()], at, bytes);
+  thread_accesses(true, at, bytes, place);
 }
 
 // ---- registers ----
@@ -241,6 +249,7 @@ struct Stack {
   std::uint8_t* state = nullptr;
   std::uint32_t* written = nullptr;  // how many fences had come before
   std::uint32_t fences = 1;
+  bool fenced = false;  // since its thread began
   struct Loan {
     const char* begin;
     std::size_t bytes;
@@ -277,6 +286,7 @@ void forget_loans() {
   for (const Stack::Loan& l : s.loans)
     each_word(l.begin, l.bytes, [&](std::size_t w) { s.state[w] = Stack::mine; });
   s.loans.clear();
+  s.fenced = false;
 }
 void lend_registers(const void* begin, std::size_t bytes, bool read_too, Place place) {
   if (!hooked) return;
@@ -294,11 +304,16 @@ void return_registers(const void* begin, std::size_t bytes) {
   each_word(begin, bytes, [&](std::size_t w) { s.state[w] = Stack::mine; });
 }
 void fence_registers() {
-  if (hooked) ++stack().fences;
+  if (!hooked) return;
+  ++stack().fences;
+  stack().fenced = true;
 }
 void need_fenced(const void* begin, std::size_t bytes, Place place) {
   if (!hooked) return;
   Stack& s = stack();
+  if (!s.fenced)
+    finding("the product at " + text_of(place) + " is the first of " + of_thread(thread()) +
+            ", which has not called wgmma_fence() (PTX, wgmma.fence)");
   bool fenced = true;
   each_word(begin, bytes, [&](std::size_t w) { fenced &= s.written[w] != s.fences; });
   if (!fenced)

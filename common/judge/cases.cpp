@@ -201,8 +201,7 @@ void BackwardCase<T>::fill_context() {
 }
 
 template <class T>
-BackwardCase<T>::BackwardCase(const Spec& s,
-                              const std::function<void(const ForwardCall<T>&)>& forward)
+BackwardCase<T>::BackwardCase(const Spec& s, FunctionRef<void(const ForwardCall<T>&)> forward)
     : BackwardCase(s, Inputs{}) {
   ForwardCase<T> f(s, true);
   forward(f.call());

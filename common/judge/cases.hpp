@@ -1,13 +1,13 @@
 // One test case: a problem, its data and layout, with the buffers and the verdict.
 #pragma once
 #include <cstdint>
-#include <functional>
 #include <string>
 #include <vector>
 
 #include "common/judge/buffer.hpp"
 #include "common/judge/compare.hpp"
 #include "common/judge/data.hpp"
+#include "common/judge/function_ref.hpp"
 #include "common/judge/oracle.hpp"
 #include "common/judge/stage.hpp"
 
@@ -67,7 +67,7 @@ struct BackwardCase {
 
   explicit BackwardCase(const Spec& spec);  // O and LSE come from the oracle
   // O and LSE are what this forward makes of Q, K and V: the oracle's take too long for long cases.
-  BackwardCase(const Spec& spec, const std::function<void(const ForwardCall<T>&)>& forward);
+  BackwardCase(const Spec& spec, FunctionRef<void(const ForwardCall<T>&)> forward);
   BackwardCase(const BackwardCase&) = delete;
   BackwardCase& operator=(const BackwardCase&) = delete;
 

@@ -73,8 +73,8 @@ bool Run::has_seen_enough() const {
          thrown_in_turn_ >= most_failures;
 }
 
-void Run::run_case(const std::string& name, const std::function<std::string()>& check,
-                   const Spec* spec, const std::string& what, const std::string& type) {
+void Run::run_case(const std::string& name, FunctionRef<std::string()> check, const Spec* spec,
+                   const std::string& what, const std::string& type) {
   const char* only = std::getenv("FA_CASE");
   if (only && name.find(only) == std::string::npos) return;
   ++cases_;
@@ -154,7 +154,7 @@ void Run::backward(const Spec& spec) {
   });
 }
 
-std::string expect_refusal(const std::function<void()>& f, const std::vector<std::string>& words) {
+std::string expect_refusal(FunctionRef<void()> f, const std::vector<std::string>& words) {
   try {
     f();
   } catch (const std::invalid_argument& e) {
@@ -252,7 +252,7 @@ const std::vector<OutOfLine>& out_of_line() {
 }
 
 // In a process of its own, since a fault ends it. What it says of itself is not repeated here.
-std::string survives(const std::function<void()>& f) {
+std::string survives(FunctionRef<void()> f) {
   std::cout.flush();
   const pid_t child = fork();
   if (child < 0) throw std::runtime_error("fork() failed");

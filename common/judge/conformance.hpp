@@ -10,6 +10,7 @@
 #include "common/judge/cases.hpp"
 #include "common/judge/contrast.hpp"
 #include "common/judge/edge.hpp"
+#include "common/judge/function_ref.hpp"
 #include "common/judge/stage.hpp"
 
 namespace fa::judge {
@@ -36,11 +37,11 @@ class Run {
 
   // Runs check(...) unless FA_CASE asks for others; a non-empty result or an exception is a
   // failure. With a Spec, the case counts for the contrast.
-  void run(const std::string& case_name, const std::function<std::string()>& check) {
+  void run(const std::string& case_name, FunctionRef<std::string()> check) {
     run_case(case_name, check, nullptr, "", "");
   }
   template <class T>
-  void run(const Spec& spec, const std::string& what, const std::function<std::string()>& check);
+  void run(const Spec& spec, const std::string& what, FunctionRef<std::string()> check);
 
   // After the last case: what tells those that fail from those that pass.
   void conclude() const;
@@ -82,8 +83,8 @@ class Run {
  private:
   using Clock = std::chrono::steady_clock;
 
-  void run_case(const std::string& name, const std::function<std::string()>& check,
-                const Spec* spec, const std::string& what, const std::string& type);
+  void run_case(const std::string& name, FunctionRef<std::string()> check, const Spec* spec,
+                const std::string& what, const std::string& type);
   bool has_seen_enough() const;
 
   const StageUnderTest& stage_;
@@ -105,8 +106,7 @@ const char* type_name() {
 }
 
 template <class T>
-void Run::run(const Spec& spec, const std::string& what,
-              const std::function<std::string()>& check) {
+void Run::run(const Spec& spec, const std::string& what, FunctionRef<std::string()> check) {
   run_case(spec.name() + (what.empty() ? "" : " " + what) + " " + type_name<T>(), check, &spec,
            what, type_name<T>());
 }
@@ -122,7 +122,7 @@ void backward(Run& run, BackwardCase<T>& c) {
 }
 
 // Empty if f throws std::invalid_argument whose text contains every one of `words`.
-std::string expect_refusal(const std::function<void()>& f, const std::vector<std::string>& words);
+std::string expect_refusal(FunctionRef<void()> f, const std::vector<std::string>& words);
 
 // Bitwise comparison of two results: empty, or the first place that differs.
 template <class T>
@@ -188,6 +188,6 @@ struct OutOfLine {
 const std::vector<OutOfLine>& out_of_line();
 
 // Empty if f() comes to its end in a child process; else what ended it.
-std::string survives(const std::function<void()>& f);
+std::string survives(FunctionRef<void()> f);
 
 }  // namespace fa::judge

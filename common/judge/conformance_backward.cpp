@@ -528,7 +528,9 @@ void backward_errors(Run& run) {
   run.each_type([&](auto type) {
     using T = decltype(type);
     using Call = BackwardCall<T>;
-    const auto refuse = [&](const std::string& name, std::vector<std::string> words, auto change) {
+    using Change = FunctionRef<void(Call&)>;  // `auto` would compile the case 20 times
+    const auto refuse = [&](const std::string& name, const std::vector<std::string>& words,
+                            Change change) {
       run.run("refuses " + name + " " + type_name<T>(), [&]() -> std::string {
         BackwardCase<T> c({shape(6, 7, run.d(8), 2, 4, 2)});
         Call call = c.call();

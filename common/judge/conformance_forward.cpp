@@ -730,17 +730,19 @@ void errors(Run& run) {
     using T = decltype(type);
     const Int d = run.d(8), step = run.promises().unaligned ? 1 : 16 / Int(sizeof(T));
     const Spec good{shape(6, 7, d, 2, 4, 2), {}, {}, {}};
-    const auto refuse = [&](const std::string& name, std::vector<std::string> words, auto change) {
+    using Call = ForwardCall<T>;
+    using Change = FunctionRef<void(Call&)>;  // `auto` would compile the case 30 times
+    const auto refuse = [&](const std::string& name, const std::vector<std::string>& words,
+                            Change change) {
       run.run("refuses " + name + " " + type_name<T>(), [&]() -> std::string {
         ForwardCase<T> c(good, run.promises().lse);
-        ForwardCall<T> call = c.call();
+        Call call = c.call();
         change(call);
         std::string text = expect_refusal([&] { run.functions<T>().forward(call); }, words);
         if (text.empty() && !c.O.changed().empty()) text = "refused, but only after writing to O";
         return text;
       });
     };
-    using Call = ForwardCall<T>;
     const double nan = std::nan("");
     refuse("Nq < 0", {"Nq", "-1"}, [](Call& c) { c.p.Nq = -1; });
     refuse("Nk < 0", {"Nk", "-3"}, [](Call& c) { c.p.Nk = -3; });
@@ -760,7 +762,7 @@ void errors(Run& run) {
                                   {"d", std::to_string(other)});
           });
     if (!run.promises().unaligned) {
-      const auto refuse_rows = [&](const std::string& name, auto change) {
+      const auto refuse_rows = [&](const std::string& name, Change change) {
         refuse(name + " off the multiples of 16 bytes", {"16 bytes"}, change);
       };
       refuse_rows("Q", [](Call& c) { c.t.Q.data += 1; });

@@ -79,7 +79,7 @@ void free(void* p) noexcept {
 }
 }
 
-std::int64_t fa::judge::peak_heap_bytes(const std::function<void()>& f) {
+std::int64_t fa::judge::peak_heap_bytes(FunctionRef<void()> f) {
   const std::int64_t before = alive.load();
   peak.store(before);
   f();
@@ -88,7 +88,7 @@ std::int64_t fa::judge::peak_heap_bytes(const std::function<void()>& f) {
 
 #else
 
-std::int64_t fa::judge::peak_heap_bytes(const std::function<void()>& f) {
+std::int64_t fa::judge::peak_heap_bytes(FunctionRef<void()> f) {
   f();
   return -1;
 }
@@ -98,7 +98,7 @@ std::int64_t fa::judge::peak_heap_bytes(const std::function<void()>& f) {
 namespace {
 
 // In the child: how it ended, in words.
-std::string outcome_under_limit(std::int64_t bytes, const std::function<void()>& f) {
+std::string outcome_under_limit(std::int64_t bytes, fa::judge::FunctionRef<void()> f) {
   std::int64_t pages = 0;
   if (!(std::ifstream("/proc/self/statm") >> pages)) return "the size of the process is not known";
   const auto most = static_cast<rlim_t>(pages * sysconf(_SC_PAGESIZE) + bytes);
@@ -115,7 +115,7 @@ std::string outcome_under_limit(std::int64_t bytes, const std::function<void()>&
 
 }  // namespace
 
-std::string fa::judge::under_limit(std::int64_t bytes, const std::function<void()>& f) {
+std::string fa::judge::under_limit(std::int64_t bytes, FunctionRef<void()> f) {
   int ends[2];
   if (pipe(ends) != 0) return "no pipe";
   const pid_t child = fork();

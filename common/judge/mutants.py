@@ -31,7 +31,7 @@ import textwrap
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from source import (Bad, Parser, bare, declared, is_mark, rest_of_block, run, top_level, unlabelled,
+from source import (Bad, Parser, bare, declared, for_float, is_mark, rest_of_block, run, top_level, unlabelled,
                     value_declaration, write_whole)
 
 SKIPPED = 77        # the exit code that CMake's SKIP_RETURN_CODE is set to
@@ -191,16 +191,6 @@ def weave(mutants: list[Mutant], folder: Path) -> str:
             *(f'static const bool fa_mutant_{m.name} = fa_mutant("{m.name}");' for m in mutants),
             f'#line 1 "{(folder / mutants[0].source).resolve()}"']
     return "\n".join(head + [line for line in out if line is not None])
-
-
-# Eigen's products are most of what a mutant of 00 or 01 costs to build.
-DOUBLES = re.compile(r"^template [^;{]*MatrixMap<const double>[^;{]*;\n", re.M)
-
-
-def for_float(text: str) -> str:
-    """Without the lesson's instantiations for double, which the program then takes from the lesson's own object: a
-    defect stands in the code of both types, and float is enough to catch it but where a test looks at double alone."""
-    return DOUBLES.sub("", text)
 
 
 def meaning(lines: list[str]) -> str:

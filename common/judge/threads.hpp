@@ -1,12 +1,13 @@
 // Who did the work: how a test sees whether a call starts threads.
 #pragma once
 #include <ctime>
-#include <functional>
+
+#include "common/judge/function_ref.hpp"
 
 namespace fa::judge {
 
 // The part of the process's CPU time during f() that other threads than this one have used.
-inline double share_of_other_threads(const std::function<void()>& f) {
+inline double share_of_other_threads(FunctionRef<void()> f) {
   const auto now = [](clockid_t clock) {
     timespec time{};
     clock_gettime(clock, &time);

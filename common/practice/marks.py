@@ -34,12 +34,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "judge"))
-from source import (LABEL, LEXEME, MARK, Bad, Parser, bare, declared, rest_of_block, run, top_level,  # noqa: E402
-                    unlabelled, unmarked, value_declaration, write_whole)
+from source import (LABEL, LEXEME, MARK, Bad, Parser, bare, declared, for_float, rest_of_block, run,  # noqa: E402
+                    top_level, unlabelled, unmarked, value_declaration, write_whole)
 
 LEVELS = (1, 2, 3)
 SUFFIXES = (".cpp", ".cu", ".hpp", ".cuh")
-FOLDERS = (".", "fast", "warmup", "ladder", "ptx", "forward", "backward")   # of a stage: where lessons and chapters lie
+FOLDERS = (".", "fast", "warmup", "ladder", "ptx", "ptx/on_cpu", "forward", "backward")   # of a stage: where lessons and chapters lie
 STAGE = re.compile(r"\d\d_\w+")
 FORM = re.compile(r"// \[(?:(?:step (?P<step>\d\d\.\d+)|more (?P<more>\d\d\.[a-z]))"
                   r"(?: \((?P<equations>\d+(?:, \d+)*)\))?: (?P<text>.+?)"
@@ -479,6 +479,7 @@ def main() -> int:
     one.add_argument("lesson", type=Path)
     one.add_argument("-o", "--out", type=Path, help="where to; default: the terminal")
     one.add_argument("--level", type=int, choices=LEVELS, default=1, help="default: 1")
+    one.add_argument("--for-float", action="store_true", help="without the instantiations of Eigen's products for double")
     for name, text in (("check", "fail unless marks, exercise/ and quotations are in step"),
                        ("write", "rewrite exercise/ and the chapter's quotations")):
         command = commands.add_parser(name, help=text)
@@ -492,10 +493,13 @@ def main() -> int:
         lesson = load(stage_of(stage), file)
         if not lesson.holes(args.level):
             raise Bad(f"{lesson.label}: there is nothing to take out at level {args.level}; mark it: {FORMS}")
+        text = lesson.skeleton(args.level)
+        if args.for_float:
+            text = for_float(text)
         if args.out:
-            write_whole(args.out, lesson.skeleton(args.level))
+            write_whole(args.out, text)
         else:
-            print(lesson.skeleton(args.level), end="")
+            print(text, end="")
         return 0
     stage = stage_of(args.stage)
     wanted = generated(stage, args.lessons)

@@ -134,6 +134,9 @@ class Practice(unittest.TestCase):
         empty = self.put("a.cpp", "")
         self.assertIn("nothing to take out", self.call(1, "marks.py", "skeleton", empty, "-o", out))
         self.call(2, "marks.py", "skeleton", self.stage / "online.cpp", "--level", 4)
+        eigen = self.put("online.cpp", LESSON + "template T row(MatrixMap<const double>, int);\n")
+        for words, there in ((), True), (["--for-float"], False):
+            self.assertEqual("double" in self.call(0, "marks.py", "skeleton", eigen, *words), there)
         self.call(2, "marks.py", "skeleton", self.stage / "absent.cpp", "-o", out)
         self.call(2, "marks.py", "check", self.stage.parent)
         self.call(2, "marks.py", "polish", self.stage)

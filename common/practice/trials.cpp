@@ -14,6 +14,7 @@
 
 #include "common/judge/cases.hpp"
 #include "common/judge/conformance.hpp"
+#include "common/judge/function_ref.hpp"
 #include "common/judge/tiny.hpp"
 #include "common/practice/steps.hpp"
 
@@ -58,7 +59,7 @@ std::string one_line(const std::string& text) {
   for (char c : text) line += c == '\n' ? "\\n" : std::string(1, c == '\t' ? ' ' : c);
   return line;
 }
-std::string tried(const std::function<std::string()>& f) {
+std::string tried(FunctionRef<std::string()> f) {
   try {
     return one_line(f());
   } catch (const std::exception& e) {

@@ -8,6 +8,7 @@
 
 #include "common/judge/cases.hpp"
 #include "common/judge/conformance.hpp"
+#include "common/judge/function_ref.hpp"
 #include "common/judge/gpu_test.hpp"
 #include "common/tests/cuda_kernels.hpp"
 
@@ -23,7 +24,7 @@ using namespace fa;
 
 class Cuda : public judge::GpuTest {};
 
-std::string error(const std::function<void()>& f) {
+std::string error(judge::FunctionRef<void()> f) {
   try {
     f();
   } catch (const std::exception& e) {

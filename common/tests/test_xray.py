@@ -21,6 +21,7 @@ sys.path.insert(0, str(ROOT / "04_cuda_forward/check"))
 import xray_ncu  # noqa: E402
 
 PATTERNS = "common/tests/xray_patterns.cpp"
+LOOKS = "build/xray/looks.o"
 SAID = re.compile(r"// (read|write|add) (\w+): (\d+) (\d+) (\d+) (\d+)$")
 COLOURS = {"#0072B2": "global", "#D55E00": "shared"}
 COUNTED = ("times", "lanes", "took", "least")
@@ -43,7 +44,8 @@ def counts(rows: list[dict[str, str]]) -> Counter[str]:
 
 
 class Counts(unittest.TestCase):
-    """In a copy of the tree for all tests, so that what looks at kernels is compiled once."""
+    """In a copy of the tree for all tests, with what looks at kernels from the tree itself, where it takes ten seconds to
+    compile; common.see wants it too."""
 
     root: Path
 
@@ -57,15 +59,17 @@ class Counts(unittest.TestCase):
             if source.is_dir():
                 shutil.copytree(source, cls.root / name, ignore=shutil.ignore_patterns("mine", "hunt", "results"))
             else:
-                shutil.copy(source, cls.root / name)
+                shutil.copy2(source, cls.root / name)
         (cls.root / "04_cuda_forward/mine").mkdir()
+        learn(ROOT, "04", "tiled", "--n", "64")
+        (cls.root / "build/xray").mkdir(parents=True)
+        shutil.copy2(ROOT / LOOKS, cls.root / LOOKS)
 
     def test_each_line_takes_what_its_comment_says(self) -> None:
         compiler = os.environ.get("CXX", "c++")
-        self.assertEqual(learn(self.root, "04", "tiled", "--n", "64").returncode, 0)  # leaves what looks at kernels
         program = self.root / "patterns"
         subprocess.run([compiler, "@common/emulator/xray.flags", PATTERNS, "-c", "-o", f"{program}.o"], cwd=ROOT, check=True)
-        subprocess.run([compiler, "-no-pie", "-o", program, self.root / "build/xray/looks.o", f"{program}.o"], check=True)
+        subprocess.run([compiler, "-no-pie", "-o", program, self.root / LOOKS, f"{program}.o"], check=True)
         rows = table(subprocess.run([program, "--csv"], cwd=ROOT, check=True, capture_output=True, text=True).stdout)
         said = 0
         for number, line in enumerate((ROOT / PATTERNS).read_text(encoding="utf-8").splitlines(), 1):

@@ -4,8 +4,10 @@
 #include <algorithm>
 #include <array>
 #include <map>
+#include <memory>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "06_optimized/ptx/on_cpu/phases.hpp"
 
@@ -34,6 +36,29 @@ Phases& phases_of(const Barrier* b, Place at) {
   return p;
 }
 
+namespace {
+// What is to be said of barriers when their block has ended.
+struct End : Pending {
+  AllPhases* all = &of_block<AllPhases>();
+  bool wanted() const override { return false; }
+  bool possible() const override { return false; }
+  int kind() const override { return 0; }
+  void happen() override {}
+  std::string at_the_end() const override {
+    for (const auto& [at, p] : *all) {
+      if (p.bytes < 0)
+        return "the block ends, and in phase " + number(p.ended) +
+               " of the barrier initialised at " + text_of(p.initialised_at) + " " +
+               number(-p.bytes) + " bytes have come that nobody announced";
+      if (p.missing < p.count && p.missing > 0)
+        return "the block ends in the middle of phase " + number(p.ended) +
+               " of the barrier initialised at " + text_of(p.initialised_at) + ": " +
+               number(p.missing) + " of " + number(p.count) + " arrivals are missing";
+    }
+    return {};
+  }
+};
+}  // namespace
 void init(Barrier* b, int count) {
   const unsigned at = shared_offset(b, "a barrier", FA_HERE);
   if (at % 8) finding("the barrier at " + text_of(FA_HERE) + " is not aligned to 8 bytes");
@@ -44,6 +69,7 @@ void init(Barrier* b, int count) {
   p.count = p.missing = count;
   p.initialised_by = thread();
   p.initialised_at = FA_HERE;
+  if (of_block<AllPhases>().empty()) ask(std::make_unique<End>());
   of_block<AllPhases>()[at] = p;
 }
 void fence_barriers() {
@@ -52,11 +78,13 @@ void fence_barriers() {
 }
 
 // The phase ends when nobody and no byte is missing; then the next one begins.
+// [quote look]
 void Phases::look() {
   if (missing > 0 || bytes != 0) return;
   ++ended;
   missing = count;
 }
+// [end quote]
 namespace {
 void arrives(Barrier* b, int bytes, Place at) {
   Phases& p = phases_of(b, at);
@@ -68,7 +96,7 @@ void arrives(Barrier* b, int bytes, Place at) {
   if (bytes < 0 || bytes >= 1 << 20)
     finding("at " + text_of(at) + " a barrier is to expect " + number(bytes) +
             " bytes, less than 2^20 are possible");
-  release(b);
+  release(p.order_of(p.ended));
   p.bytes += bytes;
   --p.missing;
   p.look();
@@ -107,7 +135,7 @@ void wait(Barrier* b, std::uint32_t phase) {
       at);
   --p.waiters;
   passed = p.ended - 1;
-  acquire(b);
+  acquire(p.order_of(passed));
 }
 
 // ---- numbered barriers: "bar.sync" and "bar.arrive" ----
@@ -117,6 +145,7 @@ struct Numbered {
   int arrived = 0, wanted = 0;
   unsigned rounds = 0;
   Place first = nullptr;
+  char orders[2] = {};  // of rounds, by their parity
 };
 using AllNumbered = std::array<Numbered, 16>;
 
@@ -132,7 +161,7 @@ Numbered& arrives(int number_, int threads, Place at) {
   if (n.wanted != threads)
     finding("barrier " + number(number_) + " has " + number(threads) + " threads at " +
             text_of(at) + " and " + number(n.wanted) + " at " + text_of(n.first) + " (PTX, bar)");
-  release(&n);
+  release(&n.orders[n.rounds & 1]);
   if (++n.arrived == n.wanted) {
     n.arrived = 0;
     ++n.rounds;
@@ -150,7 +179,7 @@ void sync(int number_, int threads) {
                       number(threads) + " threads are there";
              },
              FA_HERE);
-  acquire(&n);
+  acquire(&n.orders[round & 1]);
 }
 void arrive(int number_, int threads) {
   arrives(number_, threads, FA_HERE);
@@ -162,35 +191,51 @@ void arrive(int number_, int threads) {
 // setmaxnreg: the registers of a warp's threads, and what is left of the SM's 65536. A block begins
 // with as many as its number of threads allows.
 namespace {
+struct Change {  // that the threads of a warpgroup ask for together
+  int to;
+  bool more;
+  Place at;
+};
 struct Registers {
-  std::map<unsigned, int> of_warp, lanes;
+  std::map<unsigned, int> of_warp;
+  std::map<unsigned, std::vector<Change>> changes;  // by warpgroup
+  std::map<unsigned, std::size_t> asked, changed;   // how many, by thread and by warp
   int left = 0;
   Registers() {
     const int threads = int(all_threads().size());
-    const int each = std::min(65536 / threads / 8 * 8, 255);
-    left = 65536 - each / 8 * 8 * threads;
-    for (unsigned w = 0; w < unsigned(threads + 31) / 32; ++w) of_warp[w] = each / 8 * 8;
+    const int each = std::min(65536 / threads / 8 * 8, 248);
+    left = 65536 - each * threads;
+    for (unsigned w = 0; w < unsigned(threads + 31) / 32; ++w) of_warp[w] = each;
   }
 };
 void change_registers(int to, bool more, Place at) {
   auto& r = of_block<Registers>();
-  int& now = r.of_warp[thread() / 32];
   if (to < 24 || to > 256 || to % 8)
     finding("setmaxnreg at " + text_of(at) + ": " + number(to) +
             " registers; 24 to 256 are possible, a multiple of 8");
-  if (r.lanes[thread() / 32]++ % 32 == 0) {  // for all lanes, when the first comes
-    if (more ? to < now : to > now)
-      finding("setmaxnreg at " + text_of(at) + (more ? " takes " : " gives back, and keeps ") +
-              number(to) + " registers where the warp has " + number(now));
-    if (more)
-      wait_until([&] { return r.left >= (to - now) * 32; },
-                 [&] {
-                   return "for " + number((to - now) * 32) + " registers, of which " +
-                          number(r.left) + " are free";
-                 },
-                 at);
+  auto& changes = r.changes[thread() / 128];
+  const std::size_t mine = r.asked[thread()]++;
+  if (mine == changes.size()) changes.push_back({to, more, at});
+  if (const Change& c = changes[mine]; c.to != to || c.more != more)
+    finding("the threads of a warpgroup ask for " + number(c.to) + " registers at " +
+            text_of(c.at) + " and for " + number(to) + " at " + text_of(at) +
+            " (PTX, setmaxnreg: .sync.aligned)");
+  int& now = r.of_warp[thread() / 32];
+  std::size_t& changed = r.changed[thread() / 32];
+  if (changed == mine && (more ? to < now : to > now))
+    finding("setmaxnreg at " + text_of(at) + (more ? " takes " : " gives back, and keeps ") +
+            number(to) + " registers where the warp has " + number(now));
+  if (more)
+    wait_until([&] { return changed > mine || r.left >= (to - now) * 32; },
+               [&] {
+                 return "for " + number((to - now) * 32) + " registers, of which " +
+                        number(r.left) + " are free";
+               },
+               at);
+  if (changed == mine) {  // for all lanes, when the first comes
     r.left -= (to - now) * 32;
     now = to;
+    ++changed;
   }
 }
 }  // namespace

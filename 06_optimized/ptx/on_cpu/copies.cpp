@@ -17,8 +17,10 @@ namespace {
 
 constexpr int box_columns = 64, row_bytes = 128;  // of 16-bit numbers
 
+// [quote swizzle]
 // The 128-byte swizzle: bits 7 to 9 of an address in shared memory go into bits 4 to 6.
 unsigned swizzled_byte(unsigned at) { return at ^ (at >> 7 & 7) << 4; }
+// [end quote]
 
 // f(byte in shared memory, the 8 numbers in the tensor, how many of them are inside it), for all
 // chunks of 16 bytes of a box.
@@ -53,6 +55,7 @@ struct Load : Pending {
   unsigned to = 0, bytes = 0;
   Phases* full = nullptr;
   Place at = nullptr;
+  Deed deed;
 
   bool wanted() const override { return full->waiters > 0 && full->missing == 0; }
   bool possible() const override { return true; }
@@ -67,12 +70,15 @@ struct Load : Pending {
     }
   }
   virtual void bring() const = 0;
+  // [quote load]
   void happen() override {
     bring();
     async_has_written(to, bytes);
+    leave_end_of(deed, full->order_of(full->ended));
     full->bytes -= bytes;
     full->look();
   }
+  // [end quote]
 };
 struct LoadOfBox : Load {
   CUtensorMap map;
@@ -91,6 +97,7 @@ struct LoadOfPiece : Load {
 // A copy from shared memory, and what the thread that asked for it knows of it.
 struct Progress {
   bool committed = false, has_read = false;
+  Deed deed;
 };
 struct Stores {
   std::vector<std::shared_ptr<Progress>> all;
@@ -115,12 +122,14 @@ struct Store : Pending {
            "cp.async.bulk.wait_group.read)";
   }
   virtual void bring() const = 0;
+  // [quote store]
   void happen() override {
     async_has_read(from, bytes);
     async_reads(from, bytes, "the store asked for", at);
     bring();
     progress->has_read = true;
   }
+  // [end quote]
 };
 struct StoreOfBox : Store {
   CUtensorMap map;
@@ -144,14 +153,16 @@ struct AddOfPiece : Store {
 
 void begin(std::unique_ptr<Load> load, Barrier* full, const char* who) {
   load->full = &phases_of(full, load->at);
-  async_will_write(load->to, load->bytes, who, load->at);
+  load->deed = a_copy();
+  async_will_write(load->to, load->bytes, who, load->at, load->deed);
   ask(std::move(load));
 }
 void begin(std::unique_ptr<Store> store) {
   store->by = thread();
   store->of_thread = &stores_of_thread();
   store->of_thread->all.push_back(store->progress);
-  async_will_read(store->from, store->bytes, store->at);
+  store->progress->deed = a_store();
+  async_will_read(store->from, store->bytes, store->at, store->progress->deed);
   ask(std::move(store));
 }
 void must_be_multiples_of_16(const void* p, int bytes, const char* who, Place at) {
@@ -159,12 +170,19 @@ void must_be_multiples_of_16(const void* p, int bytes, const char* who, Place at
     finding(std::string(who) + " at " + text_of(at) +
             ": address and bytes must be multiples of 16 (PTX, cp.async.bulk)");
 }
+void must_be_possible(const CUtensorMap& map, const char* who, Place at) {
+  if (map.rows < 1 || map.rows > 256)
+    finding(std::string(who) + " at " + text_of(at) + " wants a box of " +
+            std::to_string(map.rows) +
+            " rows; 1 to 256 are possible (CUDA, cuTensorMapEncodeTiled)");
+}
 
 }  // namespace
 
 void tma_load(void* to, const CUtensorMap& map, Barrier* full, int x, int i, int h, int b) {
   auto load = std::make_unique<LoadOfBox>();
   load->at = FA_HERE;
+  must_be_possible(map, "the copy", load->at);
   load->bytes = unsigned(map.rows * row_bytes);
   load->to = place_of(to, int(load->bytes), 1024, "the copy", load->at);
   load->map = map;
@@ -184,6 +202,7 @@ void bulk_load(void* to, const void* from, int bytes, Barrier* full) {
 void tma_store(const CUtensorMap& map, const void* from, int x, int i, int h, int b) {
   auto store = std::make_unique<StoreOfBox>();
   store->at = FA_HERE;
+  must_be_possible(map, "the store", store->at);
   store->bytes = unsigned(map.rows * row_bytes);
   store->from = place_of(from, int(store->bytes), 128, "the store", store->at);
   if (const auto columns = map.size[0]; columns % 8 && x + box_columns > columns)
@@ -215,6 +234,8 @@ void tma_wait_read() {
   mine.waiting = true;
   wait_until([&] { return !under_way(); }, [] { return "until its stores have read"; }, FA_HERE);
   mine.waiting = false;
+  for (const auto& s : mine.all)
+    if (s->has_read) take_end_of(s->deed);
   mine.all.erase(
       std::remove_if(mine.all.begin(), mine.all.end(), [](const auto& s) { return s->has_read; }),
       mine.all.end());

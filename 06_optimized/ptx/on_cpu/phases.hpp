@@ -20,6 +20,9 @@ struct Phases {
   std::map<unsigned, long> passed;  // by thread, the last phase whose end it saw; -1 at first
 
   void look();
+  // Where those who arrive in a phase leave what they know, for those who wait for its end.
+  const void* order_of(long phase) const { return &orders[phase & 1]; }
+  char orders[2] = {};
 };
 using AllPhases = std::map<unsigned, Phases>;  // by place in shared memory
 Phases& phases_of(const Barrier* b, emulator::Place at);

@@ -73,9 +73,11 @@ void mma(float* C, const std::uint32_t* A, std::uint32_t B0, std::uint32_t B1, T
             }
           }
         }
+        // [quote sum]
         for (int row = 0; row < 16; ++row)
           for (int k = 0; k < 16; ++k)
             for (int col = 0; col < 8; ++col) c[row][col] += a[row][k] * b[k][col];
+        // [end quote]
         for (int lane = 0; lane < 32; ++lane)
           for (int i = 0; i < 4; ++i)
             of_lane(lane).C[i] = c[c_cell(lane, i / 2).row][c_cell(lane, i / 2).col + i % 2];
@@ -100,10 +102,12 @@ void each_number(unsigned first, const F& f) {
   for (int lane = 0; lane < 32; ++lane)
     for (int block = 0; block < 4; ++block)
       for (int second = 0; second < 2; ++second) {
+        // [quote ldmatrix]
         int row = lane / 4, col = lane % 4 * 2 + second;
         if (of_lane(lane).transposed) std::swap(row, col);
         f(static_cast<Bits*>(of_lane(8 * block + row).row) + col, of_lane(lane).fragment + block,
           second);
+        // [end quote]
       }
 }
 unsigned row_of_block(const void* row, const char* who, Place at) {
@@ -163,14 +167,19 @@ struct Asked {  // a product, of a warp
   Product p;
   Sums* sums = nullptr;
   std::array<std::array<std::uint32_t, 4>, 32> A{};
-  std::array<const std::uint32_t*, 32> A_at{};
   int lanes = 0;
   long group = 0;
   Place at = nullptr;
 };
+struct LentA {
+  const std::uint32_t* registers;
+  long group;
+};
 struct Warp {
   std::list<Sums> sums;
   std::deque<Asked> asked;  // and not done
+  std::array<std::vector<LentA>, 32> lent;
+  std::vector<Deed> last_of_group;
   std::array<long, 32> issued{}, committed{}, waited{};
   std::array<bool, 32> waiting{};
   long first = 0;  // the number of asked[0]
@@ -179,6 +188,33 @@ struct Warp {
 };
 using Warps = std::map<unsigned, Warp>;
 Warp& warp_of_thread() { return of_block<Warps>()[thread() / 32]; }
+
+// What the first warp of a warpgroup to come has asked for, until all four have.
+struct Agreed {
+  Product p;
+  Place at;
+  int warps = 0;
+};
+struct Warpgroup {
+  std::deque<Agreed> products;
+  std::array<long, 4> asked{};
+  long first = 0;  // the number of products[0]
+};
+using Warpgroups = std::map<unsigned, Warpgroup>;
+bool same(const Product& p, const Product& q) {
+  return p.a == q.a && p.b == q.b && p.n == q.n && !p.A == !q.A && p.adds == q.adds;
+}
+void must_agree(const Product& p, Place at) {
+  Warpgroup& g = of_block<Warpgroups>()[thread() / 128];
+  const auto index = std::size_t(g.asked[thread() / 32 % 4]++ - g.first);
+  if (index == g.products.size()) g.products.push_back({p, at});
+  Agreed& agreed = g.products[index];
+  if (!same(agreed.p, p))
+    finding("the warps of a warpgroup ask for different products at " + text_of(agreed.at) +
+            " and at " + text_of(at) + " (PTX, wgmma.mma_async: .sync.aligned)");
+  for (++agreed.warps; !g.products.empty() && g.products.front().warps == 4; ++g.first)
+    g.products.pop_front();
+}
 
 // A matrix in shared memory as its descriptor has it: rows of 128 bytes, swizzled; 8 rows are
 // `stride` bytes from the next 8; where B is transposed, 64 columns are `leading` bytes from the
@@ -189,11 +225,13 @@ struct Descriptor {
       : start(unsigned(d & 0x3fff) << 4),
         leading(unsigned(d >> 16 & 0x3fff) << 4),
         stride(unsigned(d >> 32 & 0x3fff) << 4) {}
+  // [quote descriptor]
   unsigned byte(unsigned row, unsigned chunk) const {  // of 8 numbers
     const unsigned at =
         start + row / 8 * stride + row % 8 * 128 + chunk / 8 * leading + chunk % 8 * 16;
     return at ^ (at >> 7 & 7) << 4;
   }
+  // [end quote]
 };
 // f(row, chunk, byte in shared memory) for the 16 bytes of each; of A the 16 rows of warp w.
 template <class F>
@@ -210,6 +248,26 @@ void chunks_of_B(const Product& p, const F& f) {
   const unsigned rows = p.B_transposed ? 16 : N, chunks = p.B_transposed ? N / 8 : 2;
   for (unsigned r = 0; r < rows; ++r)
     for (unsigned c = 0; c < chunks; ++c) f(r, c, d.byte(r, c));
+}
+
+// The swizzle counts from multiples of 1024 bytes: there rows 0, 8, 16 ... of an operand begin.
+void must_lie_in_shared_memory(const Product& p, unsigned w, Place at) {
+  const auto begins = [&](const Descriptor& d) {
+    if (d.start % 1024 >= 128)
+      finding("an operand of the product asked for at " + text_of(at) + " begins at byte " +
+              std::to_string(d.start) +
+              " of shared memory, which is in no first row of 128 bytes "
+              "of the swizzle's 1024 (PTX, matrix descriptor)");
+  };
+  const auto inside = [&](unsigned, unsigned, unsigned byte) {
+    if (byte + 16 > shared_bytes())
+      finding("the product asked for at " + text_of(at) + " reads byte " + std::to_string(byte) +
+              " of shared memory, which has " + std::to_string(shared_bytes()));
+  };
+  if (!p.A) begins(Descriptor(p.a));
+  begins(Descriptor(p.b));
+  chunks_of_A(p, w, inside);
+  chunks_of_B(p, inside);
 }
 
 // [16][N] of B as numbers. The four warps mostly want the same at the same time.
@@ -323,13 +381,19 @@ void issue(const Product& p) {
     }
     asked.sums->last_group = asked.group;
     warp.asked.push_back(asked);
-    chunks_of_A(p, thread() / 32 % 4,
-                [&](unsigned, unsigned, unsigned byte) { async_will_read(byte, 16, FA_HERE); });
-    chunks_of_B(p, [&](unsigned, unsigned, unsigned byte) { async_will_read(byte, 16, FA_HERE); });
+    must_lie_in_shared_memory(p, thread() / 32 % 4, FA_HERE);
+    must_agree(p, FA_HERE);
+    const Deed deed = a_product();
+    warp.last_of_group.resize(std::size_t(asked.group) + 1, deed);
+    warp.last_of_group.back() = deed;
+    chunks_of_A(p, thread() / 32 % 4, [&](unsigned, unsigned, unsigned byte) {
+      async_will_read(byte, 16, FA_HERE, deed);
+    });
+    chunks_of_B(
+        p, [&](unsigned, unsigned, unsigned byte) { async_will_read(byte, 16, FA_HERE, deed); });
   }
   Asked& asked = warp.asked[index];
-  if (asked.p.a != p.a || asked.p.b != p.b || asked.p.n != p.n ||
-      asked.group != warp.committed[lane])
+  if (!same(asked.p, p) || asked.group != warp.committed[lane])
     finding("the lanes of a warp ask for different products at " + text_of(FA_HERE) +
             " (PTX, wgmma.mma_async: .sync.aligned)");
   ++asked.lanes;
@@ -346,8 +410,9 @@ void issue(const Product& p) {
   }
   if (p.A) {
     need_fenced(p.A, 16, FA_HERE);
-    asked.A_at[lane] = p.A;
     std::copy(p.A, p.A + 4, asked.A[lane].begin());
+    lend_registers(p.A, 16, false, FA_HERE);
+    warp.lent[lane].push_back({p.A, asked.group});
   }
 }
 // Ordinary reads and writes of registers come before the products that follow.
@@ -367,6 +432,19 @@ void wgmma_commit() {
   maybe_others_first();
 }
 
+namespace {
+// A in registers, of all groups before `until`, unless a later one takes it, too.
+void return_A(std::vector<LentA>& lent, long until) {
+  std::vector<LentA> kept;
+  for (const LentA& a : lent)
+    if (a.group >= until) kept.push_back(a);
+  for (const LentA& a : lent)
+    if (std::none_of(kept.begin(), kept.end(),
+                     [&](const LentA& k) { return k.registers == a.registers; }))
+      return_registers(a.registers, 16);
+  lent = std::move(kept);
+}
+}  // namespace
 void wait_for_products(int newest) {
   Warp& warp = warp_of_thread();
   const unsigned lane = thread() % 32;
@@ -383,6 +461,10 @@ void wait_for_products(int newest) {
       },
       [] { return "for products that not all threads of its warpgroup have committed"; }, FA_HERE);
   warp.waiting[lane] = false;
+  return_A(warp.lent[lane], until);
+  for (unsigned other = w; other < w + 4; ++other)
+    if (const auto& last = warps[other].last_of_group; until > 0 && !last.empty())
+      take_end_of(last[std::min(std::size_t(until), last.size()) - 1]);
   for (auto s = warp.sums.begin(); s != warp.sums.end();) {
     if (s->last_group >= until || !s->registers[lane]) {
       ++s;

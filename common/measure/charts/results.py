@@ -13,6 +13,7 @@ import re
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -65,9 +66,12 @@ class Row:
             raise BadResults(f"{self.name} has no counter '{field}'; let its benchmark set it and measure again")
         return self.counters[field]
 
+    @cached_property
+    def properties(self) -> dict[str, float | str]:
+        return {"stage": self.stage, "what": self.what, "variant": self.variant, "dtype": self.dtype} | self.keys
+
     def matches(self, where: dict[str, object]) -> bool:
-        fixed = {"stage": self.stage, "what": self.what, "variant": self.variant, "dtype": self.dtype}
-        return all((fixed | self.keys).get(key) == wanted for key, wanted in where.items())
+        return all(self.properties.get(key) == wanted for key, wanted in where.items())
 
 
 @dataclass(frozen=True)

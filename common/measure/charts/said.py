@@ -334,7 +334,7 @@ def marks(text: str) -> Iterator[Said | tuple[int, str]]:
             yield Said(*mark.span("said"), mark["rule"], mark["record"])
     for mark in BELOW.finditer(prose):
         rule = re.search(r"\{(.*)\}", mark["words"])
-        block = re.compile(r"\n(?:<!-- =\S* below: .* -->\n)*(```.*?\n)```", re.S).match(text, mark.end())
+        block = re.compile(r"\n(?:<!-- =\S* below: [^\n]* -->\n)*(```.*?\n)```", re.S).match(text, mark.end())
         if not rule or not block:
             yield mark.start(), "write <!-- = below: words {figure} words -->, and the block on the next line"
             continue

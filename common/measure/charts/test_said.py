@@ -138,6 +138,8 @@ class Small(InFolder):
         self.assertIn(":3: says 8, found 7", self.check("<!-- = below: sum {3 + 4} -->\n```text\nsum 8\n```\n")[1])
         self.assertIn("0 times instead", self.check("<!-- = below: sum {3 + 4} -->\n```text\n7\n```\nsum 7\n")[1])
         self.assertIn("on the next line", self.check("<!-- = below: sum {3 + 4} -->\n\nsum 7\n")[1])
+        two = "<!-- = below: sum {3 + 4} -->\n<!-- = below: of {2} -->\n```text\nsum 7 of 2\n```\n"
+        self.assertEqual(self.check(two + "<!-- = below: a {1} -->\n```text\na 1\n```\n")[0], 0)
 
     def test_figures_without_a_mark(self) -> None:
         for text in ("7 ms", "at 7 %", "7%", "1.5× as fast", "7 to 9 times", "7<!-- given: x --> to 9 times",
