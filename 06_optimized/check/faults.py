@@ -41,7 +41,7 @@ def program(mutant: Mutant, build: Path, on_gpu: bool) -> Path:
 
 def sentence(output: str) -> str:
     """What the emulator said, without the kernel and the block."""
-    said = re.search(r"^threw: \w+: (?:block \d+: )?(.+)$", output, re.M)
+    said = re.search(r"(?:^threw: |description \")\w*kernel\w*: (?=block )(?:block \d+: )?(.+?)(?:\" thrown.*)?$", output, re.M)
     return re.sub(r"[\w./]*/(\w+\.(?:cu|cuh|hpp):\d+)", r"\1", said[1]).strip() if said else ""
 
 

@@ -81,6 +81,12 @@ TEST_P(Tiles, SeveralOfEach) {
   }
 }
 
+// The diagonal goes through two tiles of keys.
+TEST_P(Tiles, AndAMask) {
+  const Spec s = spec(140, 150, 128, Causal::top_left);
+  GetParam().forward != optimized::Kernel::best ? forward(s) : backward(s);
+}
+
 INSTANTIATE_TEST_SUITE_P(, Tiles, testing::ValuesIn(rungs()),
                          [](const auto& rung) { return rung.param.name; });
 

@@ -212,10 +212,13 @@ def run_suite(program: Path, filter: str = "*", jobs: int = 0, env: dict[str, st
 
 # ---- what the emulator says --------------------------------------------------------------------
 
+SAID = r"(?:^threw: |description \")\w*kernel\w*: (?=block )(?:block \d+: )?(.+?)(?:\" thrown.*)?$"
+
+
 def broken_rules(suite: Suite) -> list[str]:
     """The emulator's sentences on a kernel that breaks a rule of its hardware, each once, the most frequent two."""
     said = Counter(re.sub(r"[\w./]*/(\w+\.\w+:\d+)", r"\1", words)
-                   for t in suite.bad for words in re.findall(r"^threw: \w+: (?:block \d+: )?(.+)$", t.output, re.M))
+                   for t in suite.bad for words in re.findall(SAID, t.output, re.M))
     return [textwrap.shorten(words, 300) for words, _ in said.most_common(2)]
 
 

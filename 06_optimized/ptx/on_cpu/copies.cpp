@@ -205,6 +205,9 @@ void tma_store(const CUtensorMap& map, const void* from, int x, int i, int h, in
   must_be_possible(map, "the store", store->at);
   store->bytes = unsigned(map.rows * row_bytes);
   store->from = place_of(from, int(store->bytes), 128, "the store", store->at);
+  if (const auto columns = map.size[0]; columns % 8 && x + box_columns > columns)
+    finding("the store at " + text_of(store->at) + ": of " + std::to_string(columns) +
+            " columns, no multiple of 8; what lies behind the last one may be written, too");
   store->map = map;
   store->x = x, store->i = i, store->h = h, store->b = b;
   begin(std::move(store));
