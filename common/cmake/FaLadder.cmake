@@ -7,7 +7,8 @@
 #   MIDDLE    rungs of which ctest on a CPU runs a short list (the programs hold all their tests)
 #   PREVIOUS  ids of stages that this one's tests and benchmark compare with)
 #
-# For kernels of tensor cores, which nothing emulates. Makes, for stage 06, of what check/ holds:
+# For kernels of tensor cores, built by nvcc for the GPU, and for the CPU, where ptx/on_cpu/ says what each instruction
+# does. Makes, for stage 06, of what check/ holds:
 #   stage06_on_gpu         the library
 #   stage06_on_gpu_tests   check/test.cpp and check/test_*.cpp, registered as stage06.on_gpu.*
 #   stage06_ptx_tests      registered as stage06.ptx.*
@@ -327,6 +328,9 @@ function(fa_ladder_mutants reason)
     return()
   endif()
   set(programs)
+  if(NOT reason)
+    add_custom_target(${stage}_faults_on_gpu)
+  endif()
   fa_list_mutants(lines)
   foreach(line IN LISTS lines)
     fa_mutant("${line}")
@@ -348,6 +352,12 @@ function(fa_ladder_mutants reason)
       fa_ladder_on_gpu_tests(${target} ${file} ${mutated})
       add_dependencies(${stage}_all ${target})
       fa_test_mutant(${test}.on_gpu verdict ${target} ${killer})
+    elseif(NOT reason)  # for check/faults.py
+      fa_ladder_on_gpu_tests(${target} ${file} ${mutated})
+      set_target_properties(${target} PROPERTIES EXCLUDE_FROM_ALL TRUE)
+    endif()
+    if(NOT reason)
+      add_dependencies(${stage}_faults_on_gpu ${target})
     endif()
     if(order STREQUAL "gpu")
       continue()

@@ -27,7 +27,7 @@
 namespace fa::emulator {
 
 // A place in a program, by the address that a call returns to; for people as file:line of the
-// kernel. Found with addr2line (atos on a Mac), so only when there is something to tell.
+// kernel. Found with addr2line, so only when there is something to tell.
 using Place = const void*;
 #define FA_HERE __builtin_return_address(0)
 std::string text_of(Place);

@@ -1,5 +1,5 @@
 // CUDA on the CPU, for tests: enough of the language and of the runtime to run the kernels of
-// stages 04 and 05 unchanged. Included by common/core/cuda.hpp when FA_EMULATED is defined.
+// stages 04 to 06 unchanged. Included by common/core/cuda.hpp when FA_EMULATED is defined.
 //
 // Blocks run one after the other. The threads of a block are fibers, each with a stack of its own,
 // that take turns: a thread runs until it reaches a barrier, a warp until all its threads wait at
@@ -11,8 +11,7 @@
 //
 // Shared memory is filled with NaN before each block, device memory when it is allocated. A write
 // behind the shared memory that a launch asked for is an error of that launch.
-// Not here: the time a GPU takes, several blocks at once, what only stage 06 uses (tensor cores,
-// TMA).
+// What is asynchronous: block.hpp. Not here: the time a GPU takes, several blocks at once.
 #pragma once
 #include <cmath>
 #include <cstddef>
