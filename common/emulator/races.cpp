@@ -78,7 +78,11 @@ inline void access(Word& word, unsigned mask, Deed by, const Step* known, bool w
     return a.step < order_.begin || a.step <= known[a.actor];
   };
   const auto races = [&](const Access& a) { return (a.bytes & mask) && !ordered(a); };
-  if (races(word.written)) race(by, writes, at, place, word.written, true);
+  // Not told: two threads that write, for they may write the same, as groups that fill a tile up
+  // with zeros do; and products of what threads wrote, for nobody may want their sums.
+  const unsigned n = order_.threads;
+  const bool harmless = word.written.actor < n && (by.actor > n + 1 || (writes && by.actor < n));
+  if (!harmless && races(word.written)) race(by, writes, at, place, word.written, true);
   if (writes && races(word.read)) race(by, writes, at, place, word.read, false);
   if (writes && races(word.also_read)) race(by, writes, at, place, word.also_read, false);
   const bool first = word.read.actor == by.actor || ordered(word.read);
