@@ -383,7 +383,7 @@ __global__ void writes_under_a_product() {
   if (threadIdx.x == 0) SECOND(s.b[0] = __half(1.0f));
   wgmma_wait<0>(C);
 }
-RULE(AnOperandIsWrittenAfterItsProduct, writes_under_a_product, 128, always,
+RULE(AnOperandIsWrittenAfterItsProduct, writes_under_a_product, 128, late,
      ": thread 0 writes byte 8192 of shared memory at {2}, which what was asked for at {1} has "
      "yet to read")
 

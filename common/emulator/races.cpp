@@ -78,9 +78,22 @@ inline void access(Word& word, unsigned mask, Deed by, const Step* known, bool w
     return a.step < order_.begin || a.step <= known[a.actor];
   };
   const auto races = [&](const Access& a) { return (a.bytes & mask) && !ordered(a); };
-  if (races(word.written)) race(by, writes, at, place, word.written, true);
-  if (writes && races(word.read)) race(by, writes, at, place, word.read, false);
-  if (writes && races(word.also_read)) race(by, writes, at, place, word.also_read, false);
+  // Not told: two threads that write, or a thread that writes and a product that reads, for it may
+  // write what is there, as groups that fill a tile up with the same zeros do, and nobody may want
+  // the sums. If bytes change under a product that is to come, proxies.cpp tells it.
+  const auto pair = [&](const Access& a, unsigned lowest) {
+    const unsigned n = order_.threads;
+    return (by.actor < n && a.actor >= lowest) || (a.actor < n && by.actor >= lowest);
+  };
+  const unsigned products = order_.threads + 2;
+  const auto harmless = [&](const Access& a) {
+    return pair(a, products) ||
+           (writes && by.actor < order_.threads && &a == &word.written && a.actor < order_.threads);
+  };
+  for (const Access* a : {&word.written, &word.read, &word.also_read}) {
+    if (a != &word.written && !writes) break;
+    if (races(*a) && !harmless(*a)) race(by, writes, at, place, *a, a == &word.written);
+  }
   const bool first = word.read.actor == by.actor || ordered(word.read);
   Access& to = writes ? word.written : first ? word.read : word.also_read;
   if (to.actor == by.actor && to.step == by.step) mask |= to.bytes;

@@ -182,10 +182,9 @@ struct Warp {
   std::vector<Deed> last_of_group;
   std::array<long, 32> issued{}, committed{}, waited{};
   std::array<bool, 32> waiting{};
-  long first = 0;  // the number of asked[0]
-  std::array<char, 4>
-      orders{};   // of the first warp of a warpgroup, by a group's number: see order_of
-  long done = 0;  // groups
+  long first = 0;                // the number of asked[0]
+  std::array<char, 4> orders{};  // see order_of()
+  long done = 0;                 // groups
   long all_committed() const { return *std::min_element(committed.begin(), committed.end()); }
 };
 using Warps = std::map<unsigned, Warp>;
