@@ -172,7 +172,7 @@ TEST_F(Gpu, EveryRungHasANameOfItsOwn) {
 
 // The kernels of a ladder compute the same thing.
 TEST_F(Gpu, TheRungsAgree) {
-  ForwardCase<bf16> c(spec(300, 420, 128, Causal::bottom_right), true);
+  ForwardCase<bf16> c(spec(sized(300, 150), sized(420, 200), 128, Causal::bottom_right), true);
   std::size_t count = 0;
   const optimized::Rung* ladder = optimized::rungs(count);
   for (std::size_t n = 0; n < count; ++n) {
@@ -205,7 +205,7 @@ TEST_F(Gpu, AgreesWithTheStageBefore) {
 
 TEST_F(Gpu, MoreHeadsThanAGridHasAlongY) {
   Spec s = spec(2, 3, 8);
-  s.p.Hq = s.p.Hkv = 65537;
+  s.p.Hq = s.p.Hkv = sized(65537, 50);  // a block costs a millisecond on the CPU
   for (Kernel kernel : {Kernel::fa2, Kernel::best}) {
     ForwardCase<bf16> c(s, true);
     run(c, kernel);
@@ -244,9 +244,10 @@ TEST_F(Gpu, OneKeyAsManyTimesAsWanted) {
 // call has to reset, on its own stream.
 TEST_F(Gpu, WorkIsPutOnTheStreamAndNobodyWaits) {
   for (Kernel kernel : {Kernel::fa2, Kernel::best}) {
-    Spec many = spec(300, 300, 64, Causal::top_left);
-    many.p.B = 4;
-    many.p.Hq = many.p.Hkv = 32;
+    const Int N = sized(300, 150);
+    Spec many = spec(N, N, 64, Causal::top_left);
+    many.p.B = sized(4, 1);
+    many.p.Hq = many.p.Hkv = sized(32, 3);
     ForwardCase<bf16> c(many, true);
     const auto on_stream = [&](const Problem& p, const Forward<bf16>& t, cudaStream_t stream) {
       optimized::forward(p, as_device<__nv_bfloat16>(t), {kernel, stream, scratch()});
@@ -258,17 +259,18 @@ TEST_F(Gpu, WorkIsPutOnTheStreamAndNobodyWaits) {
 
 // Two calls at once, on two streams, each with a scratch of its own.
 TEST_F(Gpu, UsesTheStreamThatItIsGiven) {
-  ForwardCase<bf16> c(spec(1000, 1000, 64, Causal::top_left), true);
+  const Int N = sized(1000, 150);
+  ForwardCase<bf16> c(spec(N, N, 64, Causal::top_left), true);
   cudaStream_t streams[2];
   for (cudaStream_t& s : streams)
     FA_CUDA_CHECK(cudaStreamCreateWithFlags(&s, cudaStreamNonBlocking));
   const DeviceMemory scratch[2] = {DeviceMemory(4), DeviceMemory(4)};
   on_gpu_forward<bf16>([&](const Problem& p, const Forward<bf16>& t) {
-    const DeviceMemory other(sizeof(bf16) * 1000 * 64);
+    const DeviceMemory other(sizeof(bf16) * N * 64);
     Forward<bf16> second = t;
-    second.O = contiguous(other.as<bf16>(), 1, 1000, 64);
+    second.O = contiguous(other.as<bf16>(), 1, N, 64);
     second.LSE = nullptr;
-    for (int n = 0; n < 20; ++n) {
+    for (Int n = 0; n < sized(20, 2); ++n) {
       optimized::forward(p, as_device<__nv_bfloat16>(t),
                          {Kernel::best, streams[0], scratch[0].as<void>()});
       optimized::forward(p, as_device<__nv_bfloat16>(second),

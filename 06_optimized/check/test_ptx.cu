@@ -71,15 +71,27 @@ std::vector<T> integers(int count, int limit, std::uint32_t seed) {
   return all;
 }
 
+#ifdef FA_HOOKED  // no kernel: a call at each access would take nine tenths of the time
+#define FA_OF_THE_HOST __attribute__((no_sanitize("thread")))
+#else
+#define FA_OF_THE_HOST
+#endif
+FA_OF_THE_HOST double inner_product(const double* x, const double* y, int n, int step) {
+  double sum = 0;
+  for (int k = 0; k < n; ++k) sum += x[k] * y[k * step];
+  return sum;
+}
 // X Y^T, or X Y, [.., cols]; rows of X are `inner` long.
 template <class A, class B>
 std::vector<double> product(const std::vector<A>& X, const std::vector<B>& Y, int inner, int cols,
                             bool transposed) {
   const std::vector<double> x(X.begin(), X.end()), y(Y.begin(), Y.end());
   std::vector<double> C(x.size() / inner * cols);
-  for (int e = 0; e < int(C.size()); ++e)
-    for (int k = 0, r = e / cols, c = e % cols; k < inner; ++k)
-      C[e] += x[r * inner + k] * (transposed ? y[c * inner + k] : y[k * cols + c]);
+  for (int e = 0; e < int(C.size()); ++e) {
+    const int r = e / cols, c = e % cols;
+    C[e] = inner_product(x.data() + r * inner, y.data() + (transposed ? c * inner : c), inner,
+                         transposed ? 1 : cols);
+  }
   return C;
 }
 
@@ -274,11 +286,18 @@ testing::AssertionResult multiplied(Way way) {
 
 template <class T, int Bc>
 void test_wgmma() {
-  constexpr int fewer = Bc <= 128 ? 64 : 128;
+#ifdef FA_EMULATED  // one type sees all of it, the other what its numbers are
+  constexpr int many = 128, some = 64, fewer = 64;
+  constexpr bool all = std::is_same_v<T, __half>;
+#else
+  constexpr int many = 192, some = 128, fewer = Bc <= 128 ? 64 : 128;
+  constexpr bool all = true;
+#endif
   for (const Way way : {Way::copy_engine, Way::stores}) {
+    if (!all && way == Way::stores) continue;
     SCOPED_TRACE(way == Way::stores ? "tiles by stores" : "tiles by the copy engine");
-    EXPECT_TRUE((multiplied<T, 192, Bc, 64>(way))) << name_of<T>;
-    EXPECT_TRUE((multiplied<T, 128, Bc, 128>(way))) << name_of<T>;
+    EXPECT_TRUE((multiplied<T, many, Bc, 64>(way))) << name_of<T>;
+    EXPECT_TRUE((multiplied<T, some, Bc, 128>(way))) << name_of<T>;
     EXPECT_TRUE((multiplied<T, fewer, Bc, 256>(way))) << name_of<T>;
   }
 }

@@ -27,9 +27,28 @@ inline Spec spec(std::int64_t Nq, std::int64_t Nk, std::int64_t d, Causal causal
 // affords short lists.
 inline StageUnderTest::Effort effort(StageUnderTest::Effort on_gpu) {
 #ifdef FA_EMULATED
-  return std::min(on_gpu, StageUnderTest::Effort::small);
+  return std::min(on_gpu, StageUnderTest::Effort::tiny);
 #else
   return on_gpu;
+#endif
+}
+
+// A size, on a GPU and on the CPU: several tiles either way.
+inline std::int64_t sized([[maybe_unused]] std::int64_t on_gpu,
+                          [[maybe_unused]] std::int64_t on_cpu) {
+#ifdef FA_EMULATED
+  return on_cpu;
+#else
+  return on_gpu;
+#endif
+}
+
+// Are the n-th of one list and the m-th of another tried together? On the CPU each meets one.
+inline bool meets([[maybe_unused]] std::size_t n, [[maybe_unused]] std::size_t m) {
+#ifdef FA_EMULATED
+  return n % 3 == m % 3;
+#else
+  return true;
 #endif
 }
 

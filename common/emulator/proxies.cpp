@@ -258,17 +258,18 @@ struct Stack {
   std::vector<Loan> loans;
 };
 std::map<const char*, Stack> stacks;
-Stack& stack() {
-  static const char* last = nullptr;
-  static Stack* found = nullptr;
-  if (last != current_stack) {
-    last = current_stack;
-    found = &stacks[last];
-    if (!found->state) {  // zeros, most of which are never touched
-      found->state = static_cast<std::uint8_t*>(std::calloc(stack_bytes / 4, 1));
-      found->written = static_cast<std::uint32_t*>(std::calloc(stack_bytes / 4, 4));
-    }
-  }
+const char* last = nullptr;  // whose is `found`
+Stack* found = nullptr;
+__attribute__((noinline)) void find_stack() {
+  last = current_stack;
+  found = &stacks[last];
+  if (found->state) return;
+  // zeros, most of which are never touched
+  found->state = static_cast<std::uint8_t*>(std::calloc(stack_bytes / 4, 1));
+  found->written = static_cast<std::uint32_t*>(std::calloc(stack_bytes / 4, 4));
+}
+inline Stack& stack() {  // asked for at every access
+  if (last != current_stack) find_stack();
   return *found;
 }
 template <class F>

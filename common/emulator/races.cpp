@@ -1,10 +1,9 @@
-// Which accesses to shared memory are ordered, by clocks ("FastTrack: efficient and precise
-// dynamic
-// race detection", 2009). Every actor (a thread, the copy engine, the products of a warp) counts its
-// steps, and knows of every other the last step that came before its own. Who arrives at a barrier
-// leaves there what it knows, who passes it takes what was left; who waits for a product or a store
-// takes that. Two accesses to the same bytes, one of them a write, of which the later actor does
-// not know the earlier, are a race, in whatever order they happened to come here.
+// Which accesses to shared memory are ordered, told by clocks as in "FastTrack: efficient and
+// precise dynamic race detection" (2009). Every actor (a thread, the copy engine, the products of a
+// warp) counts its steps, and knows of every other the last step that came before its own. Who
+// arrives at a barrier leaves there what it knows, who passes it takes what was left; who waits for
+// a product or a store takes that. Two accesses to the same bytes, one of them a write, of which
+// the later actor does not know the earlier, are a race, in whatever order they came here.
 #include <algorithm>
 #include <string>
 #include <unordered_map>
@@ -34,6 +33,7 @@ struct Order {
   std::vector<Step> under_way;  // of the other actors, from `threads` on
   std::unordered_map<const void*, std::vector<Step>> left_;  // at barriers
   std::vector<Word> words;
+  std::vector<char> alike;  // of 16 bytes: are the first of four words all there is to know?
 
   Step* of(unsigned t) { return known.data() + std::size_t(t) * actors; }
 } order_;
@@ -50,7 +50,9 @@ Order& order() {
   for (unsigned t = 0; t < o.threads; ++t) o.of(t)[t] = o.begin;
   o.under_way.assign(o.actors - o.threads, o.begin);
   o.left_.clear();
-  o.words.resize(std::max(o.words.size(), shared_bytes() / 4 + 2));
+  const std::size_t chunks = std::max(o.alike.size(), shared_bytes() / 16 + 2);
+  o.words.resize(4 * chunks);
+  o.alike.resize(chunks, true);
   return o;
 }
 
@@ -62,38 +64,55 @@ std::string told(unsigned actor, bool writes, Place place) {
   return std::string(who) + " asked for at " + at + does;
 }
 
+[[gnu::noinline, gnu::cold]] void race(Deed by, bool writes, unsigned at, Place place,
+                                       const Access& with, bool wrote) {
+  finding(told(by.actor, writes, place) + " byte " + std::to_string(at) +
+          " of shared memory, which " + told(with.actor, wrote, with.place) +
+          ", and nothing orders the two (PTX, memory consistency model)");
+}
+
+// Of the bytes of `word` those of `mask`.
+inline void access(Word& word, unsigned mask, Deed by, const Step* known, bool writes, unsigned at,
+                   Place place) {
+  const auto ordered = [&](const Access& a) {
+    return a.step < order_.begin || a.step <= known[a.actor];
+  };
+  const auto races = [&](const Access& a) { return (a.bytes & mask) && !ordered(a); };
+  if (races(word.written)) race(by, writes, at, place, word.written, true);
+  if (writes && races(word.read)) race(by, writes, at, place, word.read, false);
+  if (writes && races(word.also_read)) race(by, writes, at, place, word.also_read, false);
+  const bool first = word.read.actor == by.actor || ordered(word.read);
+  Access& to = writes ? word.written : first ? word.read : word.also_read;
+  if (to.actor == by.actor && to.step == by.step) mask |= to.bytes;
+  to = {place, by.step, std::uint16_t(by.actor), std::uint8_t(mask)};
+}
+
 }  // namespace
 
 // The bytes [at, at + bytes), by this thread or by what it asks for.
 void access(Deed by, bool writes, unsigned at, unsigned bytes, Place place) {
-  const auto [actor, step] = by;
   Order& o = order_;
   const Step* const known = o.of(thread());
-  const auto ordered = [&](const Access& a) {
-    return a.step < o.begin || a.step <= known[a.actor];
-  };
   const unsigned end = at + bytes;
-  for (unsigned w = at / 4; w < (end + 3) / 4; ++w) {
-    Word& word = o.words[w];
-    unsigned mask = 15;
-    if (4 * w < at) mask &= 15u << (at - 4 * w);
-    if (4 * w + 4 > end) mask &= 15u >> (4 * w + 4 - end);
-    const auto look = [&](const Access& a, bool wrote) {
-      if (!(a.bytes & mask) || ordered(a)) return;
-      finding(told(actor, writes, place) + " byte " + std::to_string(std::max(at, 4 * w)) +
-              " of shared memory, which " + told(a.actor, wrote, a.place) +
-              ", and nothing orders the two (PTX, memory consistency model)");
-    };
-    look(word.written, true);
-    if (writes) {
-      look(word.read, false);
-      look(word.also_read, false);
+  for (unsigned c = at / 16; c < (end + 15) / 16; ++c) {
+    Word* const words = &o.words[std::size_t(c) * 4];
+    const bool all = at <= 16 * c && end >= 16 * c + 16;
+    if (o.alike[c] && all) {
+      access(words[0], 15, by, known, writes, 16 * c, place);
+      continue;
     }
-    Access& to = writes                                           ? word.written
-                 : word.read.actor == actor || ordered(word.read) ? word.read
-                                                                  : word.also_read;
-    if (to.actor == actor && to.step == step) mask |= to.bytes;
-    to = {place, step, std::uint16_t(actor), std::uint8_t(mask)};
+    if (o.alike[c]) std::fill(words + 1, words + 4, words[0]);
+    o.alike[c] = false;
+    for (unsigned w = std::max(at, 16 * c) / 4; w < (std::min(end, 16 * c + 16) + 3) / 4; ++w) {
+      unsigned mask = 15;
+      if (4 * w < at) mask &= 15u << (at - 4 * w);
+      if (4 * w + 4 > end) mask &= 15u >> (4 * w + 4 - end);
+      access(words[w % 4], mask, by, known, writes, std::max(at, 4 * w), place);
+    }
+    if (all && writes) {  // what came before is ordered before this
+      words[0].read = words[0].also_read = {};
+      o.alike[c] = true;
+    }
   }
 }
 
@@ -119,7 +138,8 @@ void leave_order(const void* at) {
   Step* const mine = o.of(thread());
   auto& left = o.left_[at];
   left.resize(o.actors);
-  for (unsigned a = 0; a < o.actors; ++a) left[a] = std::max(left[a], mine[a]);
+  Step* const there = left.data();
+  for (unsigned a = 0, n = o.actors; a < n; ++a) there[a] = std::max(there[a], mine[a]);
   ++mine[thread()];
 }
 void take_order(const void* at) {
@@ -128,7 +148,8 @@ void take_order(const void* at) {
   const auto left = o.left_.find(at);
   if (left == o.left_.end()) return;
   Step* const mine = o.of(thread());
-  for (unsigned a = 0; a < o.actors; ++a) mine[a] = std::max(mine[a], left->second[a]);
+  const Step* const there = left->second.data();
+  for (unsigned a = 0, n = o.actors; a < n; ++a) mine[a] = std::max(mine[a], there[a]);
 }
 void leave_end_of(Deed d, const void* at) {
   if (!hooked) return;

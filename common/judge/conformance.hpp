@@ -33,7 +33,8 @@ class Run {
   const StageUnderTest& stage() const { return stage_; }
   const Promises& promises() const { return stage_.promises; }
   bool large() const { return stage_.effort == StageUnderTest::Effort::large; }
-  bool small() const { return stage_.effort == StageUnderTest::Effort::small; }
+  bool small() const { return stage_.effort <= StageUnderTest::Effort::small; }
+  bool tiny() const { return stage_.effort == StageUnderTest::Effort::tiny; }
 
   // Runs check(...) unless FA_CASE asks for others; a non-empty result or an exception is a
   // failure. With a Spec, the case counts for the contrast.

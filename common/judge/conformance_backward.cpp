@@ -54,17 +54,21 @@ void backward_sizes(Run& run) {
 void backward_heads(Run& run) {
   for (auto [B, Hq, Hkv] : {std::tuple{1, 2, 2}, {2, 3, 3}, {1, 2, 1}, {3, 6, 2}, {2, 5, 1}})
     run.backward({shape(13, 21, run.d(8), B, Hq, Hkv)});
+  std::size_t n = 0;
   for (auto [Nq, Nk, d] : sizes)
-    run.backward({shape(Nq, Nk, run.d(d), 2, 4, 2), {Data::Kind::normal, 0.01}});
+    if (!run.tiny() || n++ % 4 == 0)
+      run.backward({shape(Nq, Nk, run.d(d), 2, 4, 2), {Data::Kind::normal, 0.01}});
   if (!run.large()) return;
   for (auto [Nq, Nk, d] : large_sizes) run.backward({shape(Nq, Nk, run.d(d), 1, 2, 1)});
 }
 
 void backward_causal(Run& run) {
+  std::size_t n = 0;
   for (Causal c : {Causal::top_left, Causal::bottom_right}) {
     for (auto [Nq, Nk, d] : sizes) {
       run.backward({shape(Nq, Nk, run.d(d), 1, 1, 1, c)});
-      run.backward({shape(Nq, Nk, run.d(d), 2, 4, 2, c), {Data::Kind::normal, 0.01}});
+      if (!run.tiny() || n++ % 5 == 0)
+        run.backward({shape(Nq, Nk, run.d(d), 2, 4, 2, c), {Data::Kind::normal, 0.01}});
     }
     if (!run.large()) continue;
     for (auto [Nq, Nk, d] : large_sizes) run.backward({shape(Nq, Nk, run.d(d), 1, 2, 1, c)});
@@ -141,7 +145,9 @@ void backward_lengths(Run& run) {
   // Wider heads may be another kernel's.
   std::vector<Int> ds = {run.d(8), run.d(72)};
   if (run.d(200) != ds[1]) ds.push_back(run.d(200));
+  std::size_t n = 0;
   for (const auto& [c, d] : pairs(masks(run), ds)) {
+    if (run.tiny() && n++ % 4 != 0) continue;  // one d for each mask
     const Spec spec{shape(40, 70, d, 3, 2, 1, c), {}, {}, {0, 30, 70}};
     run.each_type([&](auto type) {
       using T = decltype(type);
@@ -298,7 +304,7 @@ void backward_fuzz(Run& run) {
   const char* seed_text = std::getenv("FA_FUZZ_SEED");
   const char* count_text = std::getenv("FA_FUZZ_CASES");
   const std::uint64_t seed = seed_text ? std::strtoull(seed_text, nullptr, 10) : 20;
-  const int count = count_text ? std::atoi(count_text) : run.small() ? 8 : 40;
+  const int count = count_text ? std::atoi(count_text) : run.tiny() ? 5 : run.small() ? 8 : 40;
   std::cout << "fuzz: seed " << seed << ", " << count
             << " cases (FA_FUZZ_SEED and FA_FUZZ_CASES choose others)\n";
   run.rerun_with("FA_FUZZ_SEED=" + std::to_string(seed) +
@@ -335,11 +341,13 @@ void backward_layouts(Run& run) {
       run.backward({shape(18, 35, run.d(16), 2, 4, 2), {}, layout});
     return;
   }
+  std::size_t n = 0;
   for (const Layout& layout : std::vector<Layout>{{Order::BNHD, 0, 0, false, false},
                                                   {Order::BHND, 5, 3, false, false},
                                                   {Order::BHND, 0, 1, true, false},
                                                   {Order::BNHD, 2, 0, false, true}})
-    for (Int d : {13, 16}) run.backward({shape(18, 35, run.d(d), 2, 4, 2), {}, layout});
+    for (Int d : {13, 16})
+      if (!run.tiny() || n++ % 3 == 0) run.backward({shape(18, 35, run.d(d), 2, 4, 2), {}, layout});
   // Rows at multiples of 16 bytes whose last 16 are not full: what is behind d is not ours.
   for (Int d : {1, 7, 59, 100, 129, 250}) {
     if (run.d(d) != d) continue;
@@ -352,7 +360,8 @@ void backward_layouts(Run& run) {
   run.each_type([&](auto type) {
     using T = decltype(type);
     for (int tensor = 0; tensor < 8; ++tensor)
-      for (const OutOfLine& off : out_of_line())
+      for (const OutOfLine& off : out_of_line()) {
+        if (run.tiny() && n++ % 5 != 0) continue;
         run.run<T>(spec, std::string(names[tensor]) + " alone " + off.what, [&]() {
           BackwardCase<T> c(spec);
           Buffer<T>* const all[] = {&c.Q, &c.K, &c.V, &c.O, &c.dO, &c.dQ, &c.dK, &c.dV};
@@ -360,6 +369,7 @@ void backward_layouts(Run& run) {
           backward(run, c);
           return c.verdict();
         });
+      }
   });
 }
 

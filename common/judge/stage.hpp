@@ -131,8 +131,9 @@ struct StageUnderTest {
   Functions<Eigen::bfloat16> bf16;
   // The forward as the chapter works it by hand, if that is not f32's: tiles of two, for instance.
   std::function<void(const ForwardCall<float>&)> by_hand = nullptr;
-  // Effort by which lists of sizes are cut: an emulated GPU affords little, a real one much.
-  enum class Effort { small, normal, large } effort = Effort::normal;
+  // Effort by which lists of sizes are cut: an emulated GPU affords little, emulated tensor cores
+  // less (tiny: of what is crossed with what, each meets some of the other), a real GPU much.
+  enum class Effort { tiny, small, normal, large } effort = Effort::normal;
   // The kernels launched since the last time it was asked; null: there are none, or nobody counts.
   std::function<std::set<std::string>()> take_kernels = nullptr;
   // Why this stage cannot run here (no GPU, too old ...); empty if it can. A reason skips its

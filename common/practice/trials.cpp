@@ -210,7 +210,7 @@ struct Forwards {
   }
 
   void look() const {
-    const std::int64_t many = stage.effort == StageUnderTest::Effort::small ? 70 : 150;
+    const std::int64_t many = stage.effort <= StageUnderTest::Effort::small ? 70 : 150;
     two_keys("S_ij - S_i0", "sum of P_i", "L of two keys", 0, false);
     two_keys("P, rising", "sum, rising", "L, rising", 0, true);
     random({shape(4, 1, 70)}, "O, wide head", "S, wide head");
@@ -331,7 +331,7 @@ struct Backwards {
   }
 
   void look() const {
-    const std::int64_t many = stage.effort == StageUnderTest::Effort::small ? 70 : 150;
+    const std::int64_t many = stage.effort <= StageUnderTest::Effort::small ? 70 : 150;
     if (stage.promises.backward_reads_O_and_LSE) {
       show_deltas();
       show_scores(true, false, {"P dP, by dQ", "P dP, by dK"});
@@ -425,7 +425,7 @@ std::vector<Trial> trials(const StageUnderTest& stage) {
   const bool forward = has_forward(stage);
   using Kind = Data::Kind;
   const Spec plain{shape(5, 7, 3)},
-      tiles{shape(33, stage.effort == StageUnderTest::Effort::small ? 70 : 150, 16)};
+      tiles{shape(33, stage.effort <= StageUnderTest::Effort::small ? 70 : 150, 16)};
   const auto with = [](Spec spec, auto change) {
     change(spec);
     return spec;

@@ -183,7 +183,9 @@ struct Warp {
   std::array<long, 32> issued{}, committed{}, waited{};
   std::array<bool, 32> waiting{};
   long first = 0;  // the number of asked[0]
-  long done = 0;   // groups
+  std::array<char, 4>
+      orders{};   // of the first warp of a warpgroup, by a group's number: see order_of
+  long done = 0;  // groups
   long all_committed() const { return *std::min_element(committed.begin(), committed.end()); }
 };
 using Warps = std::map<unsigned, Warp>;
@@ -418,9 +420,18 @@ void issue(const Product& p) {
 // Ordinary reads and writes of registers come before the products that follow.
 void wgmma_fence() { fence_registers(); }
 
+namespace {
+// A product ends when all four warps have asked for it. So what a thread has done before it commits
+// comes before what another does after the wait. Kernels count on it: one thread says for a
+// warpgroup that a buffer has been read.
+const void* order_of(long group) {
+  return &of_block<Warps>()[thread() / 128 * 4].orders[std::size_t(group & 3)];
+}
+}  // namespace
 void wgmma_commit() {
   Warp& warp = warp_of_thread();
   const long number = warp.committed[thread() % 32]++;
+  release(order_of(number));
   if (warp.all_committed() == number + 1) {  // the last lane
     auto group = std::make_unique<Group>();
     group->w = thread() / 32;
@@ -461,6 +472,7 @@ void wait_for_products(int newest) {
       },
       [] { return "for products that not all threads of its warpgroup have committed"; }, FA_HERE);
   warp.waiting[lane] = false;
+  if (until > 0) acquire(order_of(until - 1));
   return_A(warp.lent[lane], until);
   for (unsigned other = w; other < w + 4; ++other)
     if (const auto& last = warps[other].last_of_group; until > 0 && !last.empty())
