@@ -18,6 +18,7 @@
 #include "common/emulator/cuda_on_cpu.cpp"
 #include "common/emulator/places.cpp"
 #include "common/emulator/proxies.cpp"
+#include "common/emulator/races.cpp"
 #include "common/practice/see.hpp"
 
 using namespace see;

@@ -2,12 +2,13 @@
 """Who sees which of the faults in check/mutants.txt: the emulator in each order of time, and a GPU.
 
     cmake --build build --target stage06_all
-    python3 06_optimized/check/faults.py build 06_optimized/results
+    python3 06_optimized/check/faults.py measure build 06_optimized/results/faults.json
     cmake --build build --target stage06_faults_on_gpu     where a Hopper GPU answers
-    python3 06_optimized/check/faults.py build 06_optimized/results --gpu "NVIDIA H200"
+    python3 06_optimized/check/faults.py measure build 06_optimized/results/faults.json --gpu "NVIDIA H200"
+    python3 06_optimized/check/faults.py draw 06_optimized/results/faults.json 06_optimized/results/faults.md
 
 Each fault of a kernel is planted, and the test that check/mutants.txt names is run: on the CPU late, early, and with the
-seeds 1 to 8; with --gpu three times on the GPU. Writes faults.json, keeping there what it does not measure, and faults.md.
+seeds 1 to 8; with --gpu three times on the GPU. What is not measured stays in faults.json as it was.
 A fault on a GPU may hang: a run there is ended after ten seconds.
 """
 from __future__ import annotations
@@ -45,12 +46,12 @@ def sentence(output: str) -> str:
     return re.sub(r"[\w./]*/(\w+\.(?:cu|cuh|hpp):\d+)", r"\1", said[1]).strip() if said else ""
 
 
-def verdict(exe: Path, mutant: Mutant, order: str) -> tuple[str, str]:
+def verdict(exe: Path, mutant: Mutant, order: str, limit: float = 60) -> tuple[str, str]:
     """What became of a run: passes, wrong, said, hangs or ends; and the sentence, if one was said."""
     env = {**os.environ, "FA_MUTANT": "" if mutant.alone else mutant.name, "FA_TIMING": order, "GTEST_COLOR": "no"}
     try:
         done = subprocess.run([exe, f"--gtest_filter={mutant.kills}", "--gtest_brief=1"], env=env, text=True,
-                              errors="replace", stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=10 if exe.name == f"stage06_mutant_{mutant.name}" else 60, check=False)
+                              errors="replace", stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=limit, check=False)
     except subprocess.TimeoutExpired:
         return "hangs", ""
     if done.returncode == 0:
@@ -94,14 +95,23 @@ def table(mutants: list[Mutant], known: dict[str, dict[str, Any]]) -> str:
 
 def main() -> int:
     parser = Parser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("build", type=Path, help="the build folder")
-    parser.add_argument("results", type=Path, help="the folder of faults.json and faults.md")
-    parser.add_argument("--gpu", metavar="NAME", help="measure on the GPU of this name instead")
-    parser.add_argument("--only", nargs="*", default=[], metavar="FAULT", help="only these")
+    commands = parser.add_subparsers(dest="command", required=True)
+    measure = commands.add_parser("measure", help="run the faults; FILE keeps what is not measured")
+    measure.add_argument("build", type=Path, help="the build folder")
+    measure.add_argument("file", type=Path)
+    measure.add_argument("--gpu", metavar="NAME", help="on the GPU of this name instead")
+    measure.add_argument("--only", nargs="*", default=[], metavar="FAULT", help="only these")
+    draw = commands.add_parser("draw", help="write FILE's table")
+    draw.add_argument("file", type=Path)
+    draw.add_argument("page", type=Path)
     args = parser.parse_args()
     mutants = [m for m in parse(ROOT / "06_optimized/check/mutants.txt") if m.source.endswith(".cu")]
-    file = args.results / "faults.json"
-    known: dict[str, dict[str, Any]] = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    known: dict[str, dict[str, Any]] = json.loads(args.file.read_text(encoding="utf-8")) if args.file.is_file() else {}
+    if args.command == "draw":
+        if not known:
+            raise Bad(f"{args.file}: nothing is measured; faults.py measure does")
+        write_whole(args.page, table(mutants, known))
+        return 0
     if strange := [name for name in args.only if name not in {m.name for m in mutants}]:
         raise Bad(f"no fault {strange[0]} in check/mutants.txt")
     chosen = [m for m in mutants if not args.only or m.name in args.only]
@@ -109,7 +119,7 @@ def main() -> int:
         there = [m for m in chosen if (args.build / "06_optimized" / f"stage06_mutant_{m.name}").is_file()]
 
         def runs(m: Mutant) -> int:
-            return sum(verdict(program(m, args.build, True), m, "late")[0] != "passes" for _ in range(RUNS_ON_GPU))
+            return sum(verdict(program(m, args.build, True), m, "late", 10)[0] != "passes" for _ in range(RUNS_ON_GPU))
 
         with ThreadPoolExecutor(3) as pool:
             for m, failed in zip(there, pool.map(runs, there)):
@@ -120,8 +130,7 @@ def main() -> int:
             for m, row in zip(here, pool.map(lambda m: on_cpu(m, args.build), here)):
                 known.setdefault(m.name, {}).update(row)
     known = {m.name: known[m.name] for m in mutants if m.name in known}
-    write_whole(file, json.dumps(known, indent=1, ensure_ascii=False) + "\n")
-    write_whole(args.results / "faults.md", table(mutants, known))
+    write_whole(args.file, json.dumps(known, indent=1, ensure_ascii=False) + "\n")
     return 0
 
 

@@ -19,7 +19,7 @@ bool is_plumbing(const std::string& line) {
     if (line.find(part) != std::string::npos) return true;
   return false;
 }
-std::string found(Place place) {
+std::string looked_up(Place place) {
   std::string program, line;
   auto address = reinterpret_cast<std::uintptr_t>(place) - 1;  // in the call
 #ifdef __APPLE__
@@ -28,16 +28,9 @@ std::string found(Place place) {
   Dl_info info;
   link_map* map = nullptr;
   if (!dladdr1(place, &info, reinterpret_cast<void**>(&map), RTLD_DL_LINKMAP) || !map) return "?";
-  program = map->l_name && *map->l_name ? map->l_name : "/proc/self/exe";
-  if (program == "/proc/self/exe") {
-    char path[4096] = {};
-    if (FILE* f = std::fopen("/proc/self/cmdline", "r")) {
-      if (!std::fgets(path, sizeof path, f)) path[0] = 0;
-      std::fclose(f);
-    }
-    char real[4096] = {};
-    if (realpath("/proc/self/exe", real)) program = real;
-  }
+  program = map->l_name;
+  char itself[4096] = {};
+  if (program.empty() && realpath("/proc/self/exe", itself)) program = itself;
   address -= map->l_addr;
   char command[4400];
   std::snprintf(command, sizeof command, "addr2line -i -e '%s' 0x%zx 2>/dev/null", program.c_str(),
@@ -60,7 +53,7 @@ std::string found(Place place) {
 std::string text_of(Place place) {
   static std::map<Place, std::string> known;
   const auto [at, is_new] = known.try_emplace(place);
-  if (is_new) at->second = place ? found(place) : "?";
+  if (is_new) at->second = place ? looked_up(place) : "?";
   return at->second;
 }
 

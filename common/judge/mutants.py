@@ -63,7 +63,7 @@ def parse(file: Path) -> list[Mutant]:
         if title[1] in (m.name for m in mutants):
             raise Bad(f"{bad}a second mutant of that name; rename one")
         shape = re.sub(r"(.)\1+", r"\1", "".join(line[:1] for line in lines[1:-1]))
-        if shape not in ("-", "-+"):
+        if shape not in ("-", "-+") or not lines[0].startswith("symptom:") or lines[-1][:1] in "+-":
             raise Bad(f"{bad}after it come one `symptom:`, `-` lines, `+` lines, one `kills:`")
         symptom = re.fullmatch(r"symptom: +(\S.*)", lines[0])
         kills = re.fullmatch(r"(kills|race|late|early|random (\d+)|gpu): +([\w./]+)( \(double\))?\s*", lines[-1])

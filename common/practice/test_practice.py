@@ -381,7 +381,12 @@ class Practice(unittest.TestCase):
     def test_mutants(self) -> None:
         file = self.stage / "check/mutants.txt"
         self.assertEqual(self.call(0, "mutants.py", "list", file), "no_rescale\tonline.cpp\t"
-                         "online.Values\twoven\nno_sum\tonline.cpp\tonline.Sum/0\twoven\n")
+                         "online.Values\twoven\tany\nno_sum\tonline.cpp\tonline.Sum/0\twoven\tany\n")
+        for how, order in (("late", "late"), ("early", "early"), ("random 3", "3"), ("gpu", "gpu"), ("race", "any")):
+            self.put("check/mutants.txt", MUTANTS.replace("kills: online.Values", f"{how}: online.Values"))
+            listed = self.call(0, "mutants.py", "list", file)
+            self.assertEqual(f"no_rescale\tonline.cpp\tonline.Values\twoven\t{order}\n" in listed, how != "race", how)
+        self.put("check/mutants.txt", MUTANTS)
         self.apply(0, "no_rescale")
         self.assertIn("    const T seen = std::max(m, x[j]);\n    if (true)\n      m = seen;\n"
                       "    // [step", self.get("out.cpp"))
@@ -428,7 +433,7 @@ class Practice(unittest.TestCase):
             "bool fa_mutant(const char* name);", *head, f'#line 1 "{(self.stage / "online.cpp").resolve()}"', *lesson[:6],
             "const T seen = fa_mutant_late ? static_cast<const T>(x[j]) : fa_mutant_later ? static_cast<const T>(n) : "
             "static_cast<const T>(m);", "#line 8", *lesson[7:13],
-            "if (fa_mutant_no_sum) {", "#line 14", "} else if (fa_mutant_other) {", "#line 14", "if (j)", "  l += 1;",
+            "if (fa_mutant_no_sum) {", "#line 14", "} else if (fa_mutant_other) {", "#line 14", "    if (j)", "      l += 1;",
             "} else {", "#line 14", lesson[13], "}", "#line 15", *lesson[14:]])
 
         # Under ThreadSanitizer, only those without a barrier.
@@ -444,7 +449,7 @@ class Practice(unittest.TestCase):
         woven = self.weave(0, ("no_sum", exp, ""), ("other", "T m = x[0], l = 0;", "T m = x[0], l;"), how=" (alone)")
         self.assertNotIn("other", woven)
         self.assertIn("no mutant of online.cpp to weave", self.weave(1, ("other", exp, ""), how=" (alone)"))
-        self.assertIn("other\tonline.cpp\tA.b\talone\n", self.call(
+        self.assertIn("other\tonline.cpp\tA.b\talone\tany\n", self.call(
             0, "mutants.py", "list", self.stage / "check/mutants.txt"))
 
         # The lesson's instantiations for double go, unless a test looks at double alone.
@@ -467,9 +472,15 @@ class Practice(unittest.TestCase):
                 self.assertIn(why, said)
                 self.assertIn("write other: online.cpp (alone)", said)
                 self.weave(0, ("some", "return m + std::log(l);", "return m;"), ("other", old, new), how=" (alone)")
-        said = self.weave(1, ("some", "static int k = n;\nreturn m + std::log(l);", "return m;"),
-                          ("other", "return m + std::log(l);", "return m;"))
-        self.assertIn("other cannot be woven: its lines overlap those of some", said)
+        
+    def test_lines_of_two_mutants_that_overlap_are_woven_as_one_spot(self) -> None:
+        self.put("online.cpp", LESSON.replace("  return", "  l = 2;\n  return"))
+        woven = self.weave(0, ("some", "l = 2;\nreturn m + std::log(l);", "return m;"),
+                           ("other", "return m + std::log(l);", "return l;"))
+        spot = woven[woven.index("if (fa_mutant_some)"):woven.index("#line 19")]
+        self.assertEqual([line.strip() for line in spot.split("\n") if line and not line.startswith("#")], [
+            "if (fa_mutant_some) {", "return m;", "} else if (fa_mutant_other) {", "l = 2;", "return l;", "} else {",
+            "l = 2;", "return m + std::log(l);", "}"])
 
     def test_verdict(self) -> None:
         for script, code, line in (

@@ -42,7 +42,7 @@ STAGES = {"04": "04_cuda_forward", "05": "05_cuda_backward", "06": "06_optimized
 RECORDED = {  # output of a step: where 06's results keep it
     "kernels.json": "kernels.json", "timeline.json": "timeline.json",
     "timeline_backward.json": "timeline_backward.json", "ab_forward.json": "ab.json",
-    "ab_backward.json": "ab_backward.json", "table.json": "table/table.json"}
+    "ab_backward.json": "ab_backward.json", "faults.json": "faults.json", "table.json": "table/table.json"}
 PART = "{part}"  # in a command: the output until the step has ended well
 
 Command = tuple[str, ...]
@@ -112,6 +112,9 @@ def measuring(build: Path) -> list[Step]:
                    f"ab_{kernel}.json", ("gpu", "nvcc", "torch")) for kernel in ("forward", "backward")]
     steps.append(Step("table", (python(ROOT / "06_optimized" / "check" / "measure_table.py", build, PART),), "table.json", ("gpu", "torch"),
                       built(STAGES["05"], "stage05_peer", library=True) | peer, resumes=True))
+    faults = python(check / "faults.py", "measure", build, PART)
+    steps.append(Step("06-faults", (faults, (*faults, "--gpu", "NVIDIA H200")), "faults.json", ("gpu",), {
+        build / STAGES["06"] / "stage06_mutant_no_wait": f"cmake --build {build} --target all stage06_faults_on_gpu"}))
     # The last, since it writes into the checkout: the others note a commit, and whether something has changed.
     steps.append(Step("06-kernels", (command("cmake", "--build", build, "--target", "stage06_kernels"),),
                       "kernels.json", ("nvcc",), {build / "CMakeCache.txt": "cmake --preset default"},
@@ -147,6 +150,9 @@ def drawing(out: Path) -> list[Step]:
     steps.append(Step("charts-table", (*copied("table.json"), python(ROOT / "06_optimized" / "check" / "table.py", table, results)),
                       needs=("matplotlib",),
                       files={} if complete(out / "table.json") else {table: "the step table measures it"}))
+    faults = results / RECORDED["faults.json"]
+    steps.append(Step("charts-faults", (*copied("faults.json"), python(
+        ROOT / STAGES["06"] / "check" / "faults.py", "draw", faults, faults.with_suffix(".md")))))
     every = sorted(path.parent for path in ROOT.glob("0?_*/CMakeLists.txt"))
     steps.append(Step("charts-ladder", (python(CHARTS, "ladder", "--out", ROOT / "docs" / "ladder.svg", *every),),
                       needs=("matplotlib",)))
