@@ -15,6 +15,7 @@ which of a hole's equations it breaks. For each level at which the hole is one, 
 filled in as in the lesson but for the mistake, lets practice.py judge it, and reads the first screen. Named is a
 mistake if the screen calls its step `not yet` and no right one, or names its equation among at most three. A mistake
 that takes a barrier away is judged by `--race`, which must show a line close to it, and the screen must point there.
+In a ladder (06) nothing else judges barriers: the screen must blame the hole, at level 3 the function that holds it.
 
 All this happens in copies of the tree, build/mistakes/1, 2 ..., which stay for the next time; or in this one.
 """
@@ -34,6 +35,7 @@ from queue import Queue
 
 from marks import BARRIER, Lesson, Region, load, marked_lessons, unmarked  # puts common/judge on the path
 from mutants import places, substituted
+from practice import is_ladder
 from source import Bad, Parser, run, write_whole
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -151,7 +153,8 @@ def told_equations(screen: list[str]) -> list[set[int]]:
     return lists
 
 
-def named(screen: list[str], mistake: Mistake, hole: Region, level: int) -> tuple[bool, str]:
+def named(screen: list[str], mistake: Mistake, hole: Region, level: int, holder: str = "") -> tuple[bool, str]:
+    """`holder`: of a ladder, which states no equations for a function's parts, the blank that the hole is in."""
     words, lists = step_words(screen), told_equations(screen)
     wanted = {mistake.equation} if mistake.equation else set(hole.equations)
     blamed = [name for name, word in words.items() if word == "not yet"]
@@ -159,6 +162,8 @@ def named(screen: list[str], mistake: Mistake, hole: Region, level: int) -> tupl
     said = f"blames {' '.join(blamed) or 'no step'}" + "".join(f", ({', '.join(map(str, sorted(n)))})" for n in lists)
     if level < 3 and (blamed == [hole.name] or not mistake.new and empty == [hole.name]):
         return True, said
+    if holder and level == 3:
+        return blamed == [holder], said
     of_equation = [n for n in lists if len(n) <= FEW and n & wanted]
     return bool(of_equation), said if lists or blamed else "; ".join(screen[1:3])[:160]
 
@@ -185,8 +190,10 @@ def judge(tree: Path, stage: Path, mistake: Mistake, level: int) -> Result:
     began = time.monotonic()
     seen = screen()
     seconds = time.monotonic() - began
-    ok, said = named(seen, mistake, hole, level)
-    if mistake.is_race:
+    ladder = is_ladder(stage)
+    holder = next((r.name for r in lesson.regions if ladder and r.level == 3 and r.first < hole.first < r.last), "")
+    ok, said = named(seen, mistake, hole, level, holder)
+    if mistake.is_race and not ladder:
         empty = step_words(seen).get(hole.name) == "not written"
         points = empty or any("--race" in line for line in seen)
         near = [int(n) for line in screen("--race") for n in re.findall(rf"{re.escape(name)}:(\d+): ", line)]

@@ -19,10 +19,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Callable, Iterator, NoReturn
 
+from ladder import Ladder, family
 from marks import BARRIER, Lesson, Region, load_copy, marked_lessons, stage_of  # puts common/judge on the path
 from progress import next_of, note, read, stages_of
 from source import Bad, Parser, bare, run, write_whole
-from suite import Suite, Test, broken_rules, pattern, run_suite
+from suite import BAD, pattern, run_suite
 from verdict import ENVIRONMENT, Copy, Verdict, program
 from weave import notes
 
@@ -274,51 +275,37 @@ def practise(wish: Wish) -> int:
     return 0
 
 
-def family(kernel: str) -> str:
-    """The tests of a ladder's kernel: forward/1_mma.cu has mma.*, backward/1_mma.cu backward_mma.*"""
-    return re.sub(r"^.*/\d+_", "backward_" if kernel.startswith("backward/") else "", kernel.removesuffix(".cu"))
-
-
-# What a test of a kernel says once more, or says of speed alone; and the times that no default shows.
-SPARED = "*Determinism:*Spread:*LargeOffsets:*Layouts:*Values:*NonFinite:*Fuzz"
-TIMES = ("early", "1", "2")
-
-
 def practise_ladder(wish: Wish, mine: list[Copy]) -> int:
-    """06: headers are tested, and kernels on the CPU, then where a GPU answers there, too. Holes are not judged one by one."""
-    kernels = [c.name for c in mine if c.name.endswith(".cu")]
-    on_cpu = f"exercise{wish.id}_on_cpu_tests"
+    """06: headers are tested, and kernels on the CPU, then where a GPU answers there, too."""
+    ladder, on_cpu = Ladder(mine), f"exercise{wish.id}_on_cpu_tests"
+    kernels = ladder.kernels()
     build = configured(wish, "default", on_cpu if kernels else f"exercise{wish.id}_layouts_tests")
+    folder, plain, told = build / wish.stage.name, "", []
     done, words = built(wish, build, f"exercise{wish.id}_tests")
+    if not done and kernels:
+        plain = "_plain"
+        done, words = built(wish, build, f"exercise{wish.id}{plain}_tests")
+        told = ["steps   cannot be judged one by one: one of them uses what another declares"]
     if not done:
         return not_compiled(words)
-    folder = build / wish.stage.name
-    tests: list[Test] = []
-    if len(kernels) < len(mine):
-        tests += run_suite(folder / f"exercise{wish.id}_layouts_tests", env=dict(ENVIRONMENT)).tests
-    names = ":".join(f"{family(name)}.*" for name in kernels)
-    tiles = ":".join(f"Tiles.*/{family(name)}" for name in kernels)
+    if ladder.headers():
+        ladder.judge_headers(folder / f"exercise{wish.id}_layouts_tests", notes(wish.stage))
     if kernels:
-        tests += run_suite(folder / on_cpu, f"{names}:{tiles}-{SPARED}").tests
-    empty = [name for c in mine for name in c.empty()]
-    for time_ in TIMES if kernels and not empty and Suite(folder, tests).ok else ():
-        tests += run_suite(folder / on_cpu, tiles, env={"FA_TIMING": time_}).tests
-    if kernels and not wish.no_gpu and not empty and Suite(folder, tests).ok:
+        ladder.judge_kernels(folder / on_cpu.replace("_on_cpu", f"{plain}_on_cpu"), not plain)
+    if kernels and not wish.no_gpu and ladder.ok:
         done, words = built(wish, build, f"exercise{wish.id}_on_gpu_tests")
         if not done:
             return not_compiled(words)
-        tests += run_suite(folder / f"exercise{wish.id}_on_gpu_tests", names).tests
-    print("steps   " + (f"not written: {' '.join(empty)}" if empty else "all written"))
-    suite = Suite(folder, tests)
-    if tests:
-        print(f"tests   {len(suite.of('passed'))} right" + (f", {len(suite.bad)} wrong" if suite.bad else ""))
-        print(*(f"  {line}" for line in broken_rules(suite) or pattern(suite)), sep="\n", end="\n" if suite.bad else "")
-        if wish.loud:
-            print(*(t.output for t in suite.bad), sep="\n")
-    if tests and not suite.ok or empty:
+        names = ":".join(f"{family(c.name)}.*" for c in kernels)
+        ladder.tests += run_suite(folder / f"exercise{wish.id}_on_gpu_tests", names).tests
+    lines = told + ladder.lines()
+    print(*(lines if wish.loud else fitted(lines, SCREEN - 3)), sep="\n")
+    if wish.loud:
+        print(*(t.output for t in ladder.tests if t.state in BAD), sep="\n")
+    keep(wish, mine, None if ladder.ok else ladder.right)
+    if not ladder.ok:
         advise(wish, mine, None)
         return 1
-    keep(wish, mine, None)
     print(f"all tests pass on your code. Next: {following(wish, mine)}")
     return 0
 

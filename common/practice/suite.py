@@ -217,7 +217,7 @@ SAID = r"(?:^threw: |description \")\w*kernel\w*: (?=block )(?:block \d+: )?(.+?
 
 def broken_rules(suite: Suite) -> list[str]:
     """The emulator's sentences on a kernel that breaks a rule of its hardware, each once, the most frequent two."""
-    said = Counter(re.sub(r"[\w./]*/(\w+\.\w+:\d+)", r"\1", words)
+    said = Counter(re.sub(r"(?<![\w./])(?!mine/)[\w./]*/(\w+\.\w+:\d+)", r"\1", words)
                    for t in suite.bad for words in re.findall(SAID, t.output, re.M))
     return [textwrap.shorten(words, 300) for words, _ in said.most_common(2)]
 
