@@ -191,10 +191,10 @@ __global__ void __launch_bounds__(threads)
     // No row before the first that sees key j0 sees any other key of the tile.
     for (std::int64_t i0 = mask.first_row(j0) / Br * Br; i0 < p.Nq; i0 += Br) {
       const int rows = int(min(std::int64_t(Br), p.Nq - i0));
-      __syncthreads();  // [06.f] Q and dO of the tile before are no longer read
+      __syncthreads();  // [06.g] Q and dO of the tile before are no longer read
       load<D>(Qi, Q, i0, rows);
       load<D>(dOi, dO, i0, rows);
-      __syncthreads();  // [06.g] both, and before the first tile K_j and V_j, are complete
+      __syncthreads();  // [06.h] both, and before the first tile K_j and V_j, are complete
       const float* LSE2 = passed.LSE2 + (b * p.Hq + h) * passed.rows + i0 + x0;
       const float* D_i = passed.D + (b * p.Hq + h) * passed.rows + i0 + x0;
       // Of the tile's queries, those before `from` do not see this thread's two keys.

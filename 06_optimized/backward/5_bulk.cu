@@ -62,9 +62,11 @@ __device__ void load(Shared& shared, const Maps& maps, const Problem& p, const P
 // One warp for each group's half of dQ: adds it up in global memory.
 __device__ void push(Shared& shared, const Problem& p, const Passed& passed, Place<Br> at,
                      int group) {
+  // [blank]
   float* dQ = shared.dQ[group];
 #pragma unroll 1
   for (int n = 0; n < at.steps; ++n, at.next()) {
+    // [step 06.23: offer the buffer; when it is full, one thread has it added and read (7 lines)]
     arrive(dQ_free + group, 128 + 32);  // the first time at once: nothing is in it yet
     sync(dQ_full + group, 128 + 32);
     if (elected()) {
@@ -72,8 +74,10 @@ __device__ void push(Shared& shared, const Problem& p, const Passed& passed, Pla
       tma_commit();
       tma_wait_read();
     }
+    // [end]
     __syncwarp();
   }
+  // [end blank]
 }
 
 // ---- the warpgroups that compute, 64 keys each ----
@@ -81,6 +85,7 @@ __device__ void push(Shared& shared, const Problem& p, const Passed& passed, Pla
 
 __device__ void compute(Shared& shared, const Maps& maps, const Problem& p, float scale,
                         Place<Br> at) {
+  // [blank]
   const int group = uniform(threadIdx.x / 128) - 1, thread = threadIdx.x % 128;
   const int warp = thread / 32, lane = thread % 32;
   const bool leader = thread == 0;
@@ -145,7 +150,9 @@ __device__ void compute(Shared& shared, const Maps& maps, const Problem& p, floa
       stmatrix_transposed(
           dS + group * Br * 64 + swizzled_chunk(16 * x + to.row, 2 * warp + to.chunk),
           rounded_dS[x]);
+    // [step 06.24: what stands between a thread's stores and reads by the tensor cores (1 line)]
     fence_async();  // and LSE2 and D_i have been read: the copy engine may write there
+    // [end]
 
     // dV_j += sum_i P_ij dO_i
     wgmma_fence();
@@ -154,10 +161,12 @@ __device__ void compute(Shared& shared, const Maps& maps, const Problem& p, floa
 
     // dQ_i += sum_j dS_ij K_j: of all keys of the block, half of the columns
     float dQ[Br / 2];
+    // [step 06.25: as soon as both groups' dS is there, have it multiplied; do not wait (4 lines)]
     sync(meeting, 256);
     wgmma_fence();
     multiply<T, Bc, Br>(dQ, dS, shared.K + group * Bc * 64);
     wgmma_commit();
+    // [end]
 
     // dK_j += sum_i dS_ij Q_i
     wgmma_fence();
@@ -166,6 +175,7 @@ __device__ void compute(Shared& shared, const Maps& maps, const Problem& p, floa
 
     wgmma_wait<1>(dQ);  // and dV
     if (leader) arrive(&shared.dO_free[q.at]);
+    // [step 06.26: when the buffer is offered, write dQ and hand it to the other warp (7 lines)]
     sync(dQ_free + group, 128 + 32);
 #pragma unroll
     for (int i = 0; i < Br / 2; i += 4)
@@ -173,17 +183,21 @@ __device__ void compute(Shared& shared, const Maps& maps, const Problem& p, floa
           make_float4(dQ[i], dQ[i + 1], dQ[i + 2], dQ[i + 3]);
     fence_async();
     arrive(dQ_full + group, 128 + 32);
+    // [end]
 
+    // [06.l]
     wgmma_wait<0>(dK);
     if (leader) arrive(&shared.Q_free[q.at]);
+    // [end]
   }
   wgmma_wait<0>(dV);  // long ended; but the compiler may read dV only now
 
   // dK scaled, and both leave, through what were K and V.
 #pragma unroll
   for (int i = 0; i < D / 2; ++i) dK[i] *= scale;
-  sync(meeting, 256);  // nobody reads K any more
+  sync(meeting, 256);  // [06.m] nobody reads K any more
   store_sums<Bc>(maps, K, V, dK, dV, warp, lane, j, hk, at.b);
+  // [end blank]
 }
 
 __global__ void __launch_bounds__(threads, 1)

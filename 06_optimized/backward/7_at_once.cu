@@ -168,7 +168,7 @@ __device__ void compute(Shared& shared, const Maps& maps, const Problem& p, floa
 
     // dQ_i += sum_j dS_ij K_j: of all keys of the block, half of the columns
     float dQ[Br / 2];
-    sync(meeting, 256);  // [06.h]
+    sync(meeting, 256);  // [06.i]
     wgmma_fence();
     multiply<T, Bc, Br>(dQ, dS, shared.K + group * Bc * 64);
     wgmma_commit();
@@ -178,7 +178,7 @@ __device__ void compute(Shared& shared, const Maps& maps, const Problem& p, floa
     multiply_add<T, Br>(dK, rounded_dS, shared.Q[now]);
     wgmma_commit();
 
-    wgmma_wait<1>(dQ);  // [06.i] and dV
+    wgmma_wait<1>(dQ);  // [06.j] and dV
     if (leader) arrive(&shared.dO_free[now]);
     sync(dQ_free + group, 128 + 32);
 #pragma unroll

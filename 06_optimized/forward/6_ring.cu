@@ -153,8 +153,10 @@ __global__ void __launch_bounds__(threads)
   if (threadIdx.x == 0) {
     init(&shared.Q_full, 1);
     for (int i = 0; i < K_stages; ++i) {
+      // [06.f]
       init(&shared.K_full[i], 1);
       init(&shared.K_free[i], 128);  // every thread says so
+      // [end]
     }
     for (int i = 0; i < V_stages; ++i) {
       init(&shared.V_full[i], 1);

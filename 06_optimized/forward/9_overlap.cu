@@ -91,7 +91,7 @@ __device__ void compute(Shared& shared, const Maps& maps, const Problem& p, cons
   // The groups issue their products in turn.
   const auto my_turn = [&] { sync(1 + group, 256); };
   const auto next_turn = [&] { arrive(2 - group, 256); };
-  if (group == 0) arrive(1, 256);  // the first turn is its own
+  if (group == 0) arrive(1, 256);  // [06.k] the first turn is its own
 
   const auto hide_in_tile = [&](float(&S)[Bc / 2], int j) {
     const int first = j * Bc + 2 * (lane % 4), limit[2] = {visible[0] - first, visible[1] - first};
@@ -121,9 +121,11 @@ __device__ void compute(Shared& shared, const Maps& maps, const Problem& p, cons
   // A step: S of tile j and O += P V of the tile before are under way together, and the softmax of
   // tile j begins when S is there.
   const auto step = [&](auto masked) {
+    // [blank]
     float S[Bc / 2];
     const Ring<stages> before = kv;
     kv.next();
+    // [step 06.20: in the group's turn issue S of this tile, and O of the one before (10 lines)]
     wait(&shared.K_full[kv.at], kv.phase);
     my_turn();
     wgmma_fence();
@@ -134,15 +136,21 @@ __device__ void compute(Shared& shared, const Maps& maps, const Problem& p, cons
     multiply_add<T, Bc>(O, P, shared.V[before.at]);
     wgmma_commit();
     next_turn();
+    // [end]
+    // [step 06.21: wait for S, and for no more than S; what is free then? (2 lines)]
     wgmma_wait<1>(S);
     if (leader) arrive(&shared.K_free[kv.at]);
+    // [end]
     if constexpr (decltype(masked)::value) hide_in_tile(S, j);
     new_maximum(S, c, m, mc, alpha);
     weights(S, c, mc, alpha, l);
+    // [step 06.22: wait until P and O may be written; what is free then? (2 lines)]
     wgmma_wait<0>(O);
     if (leader) arrive(&shared.V_free[before.at]);
+    // [end]
     round_to<T>(P, S);
     scale_rows(O, alpha);
+    // [end blank]
   };
   --j;
 #pragma unroll 1

@@ -340,7 +340,8 @@ def has_barriers(mine: list[Copy]) -> bool:
 
 
 def advise(wish: Wish, mine: list[Copy], verdict: Verdict | None) -> None:
-    ways = [f"hints: {wish.stage.name}/README.md, 'Your turn'"]
+    hints = "exercises.md" if (wish.stage / "exercises.md").exists() else "README.md, 'Your turn'"
+    ways = [f"hints: {wish.stage.name}/{hints}"]
     launched = not verdict or not any(line.startswith("never launched") for line in verdict.lines)
     if verdict and verdict.written and launched and has_barriers(mine) and not (verdict.suite and verdict.suite.ok):
         ways.insert(0, f"is a barrier missing? {wish.command} --race")
