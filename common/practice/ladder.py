@@ -1,8 +1,9 @@
 """What is right and what is not in a reader's headers and kernels of a ladder (stage 06), on one screen.
 
-All tests of a kernel run on the CPU in late order, and where they pass, a few at other times. What fails is tried with
-each hole alone, the others filled by the lesson (see weave.py). So the screen names the step, with the emulator's
-sentence if the step breaks a rule of the hardware. Of a header, the tests that check/practice.txt names judge a hole.
+A kernel runs on the CPU in late order, first with a few tiles, then in all its tests; where they pass, at other times,
+too. What fails is tried with each hole alone, the others filled by the lesson (see weave.py). So the screen names the
+step, with the emulator's sentence if the step breaks a rule of the hardware. Of a header, the tests that
+check/practice.txt names judge a hole.
 """
 from __future__ import annotations
 
@@ -20,7 +21,6 @@ from weave import Notes, bit
 SPARED = "*Determinism:*Spread:*LargeOffsets:*Layouts:*Values:*NonFinite:*Fuzz"
 TIMES = ("early", "1", "2")
 LIMIT = 8.0     # seconds for a test; the emulator itself ends a deadlock at once
-TRIED = 2       # of the tests that fail, with a hole alone
 
 
 def family(kernel: str) -> str:
@@ -40,6 +40,7 @@ class Ladder:
     words: dict[str, str] = field(default_factory=dict)     # of each hole: right, not yet, not written, not judged
     wrong: dict[str, list[str]] = field(default_factory=dict)   # what is wrong with a hole by itself
     broken: bool = False    # it fails with the lesson's code in every hole, too
+    cut_short: bool = False     # a few tests were enough
 
     @property
     def empty(self) -> list[str]:
@@ -76,8 +77,13 @@ class Ladder:
     def judge_kernels(self, exe: Path, woven: bool) -> None:
         names = ":".join(f"{family(c.name)}.*" for c in self.kernels())
         tiles = ":".join(f"Tiles.*/{family(c.name)}" for c in self.kernels())
-        suite = run_suite(exe, f"{names}:{tiles}-{SPARED}", limit=LIMIT)
-        time = {}
+        time: dict[str, str] = {}
+        suite = run_suite(exe, tiles, limit=LIMIT)
+        # A broken rule says more than the pattern of what fails; and of what is not written there is none.
+        if suite.ok or not self.empty and not broken_rules(suite):
+            suite = Suite(exe, suite.tests + run_suite(exe, f"{names}-{SPARED}", limit=LIMIT).tests)
+        else:
+            self.cut_short = True
         for timing in TIMES if suite.ok and not self.empty else ():
             time = {"FA_TIMING": timing}
             more = run_suite(exe, tiles, env=time, limit=LIMIT)
@@ -85,10 +91,13 @@ class Ladder:
             if not more.ok:
                 break
         self.tests += suite.tests
-        if suite.ok or not woven:
-            return
-        first = [t.name for t in suite.bad if not t.name.startswith("Tiles.")][:TRIED]
-        tests = ":".join([*first, tiles])
+        if not suite.ok and woven:
+            self.blame(exe, suite, time)
+
+    def blame(self, exe: Path, suite: Suite, time: dict[str, str]) -> None:
+        """Which holes fail alone in what fails of all: the tests of many tiles, which are small, else the first."""
+        bad = [t.name for t in suite.bad]
+        tests = ":".join([name for name in bad if name.startswith("Tiles.")] or bad[:1])
         if not run_suite(exe, tests, env={**time, "FA_STEPS": "0"}, limit=LIMIT).ok:
             self.broken = True
             return
@@ -119,6 +128,7 @@ class Ladder:
             lines += [f"{hole.name}" + f", equation{'s' * (',' in of)} {of}" * bool(of) + f": {hole.text}",
                       *(f"  {line}" for line in self.wrong.get(hole.name, []))]
         if self.tests:
-            lines.append(f"tests   {len(suite.of('passed'))} right" + (f", {len(suite.bad)} wrong" if suite.bad else ""))
+            lines.append(f"tests   {len(suite.of('passed'))} right" + (f", {len(suite.bad)} wrong" if suite.bad else "")
+                         + "; the others wait until these pass" * self.cut_short)
             lines += [f"  {line}" for line in said(suite)] if suite.bad and not self.wrong else []
         return lines
