@@ -255,11 +255,11 @@ function(fa_ladder_on_cpu_tests target replaced replacements)
   fa_under_test(banner ${target} "${named}")
   foreach(file IN LISTS S_SOURCES S_AMPERE S_HOPPER)
     fa_ladder_target(kernel ${file})
-    list(FIND replaced ${file} at)
-    if(at GREATER -1)
-      list(GET replacements ${at} source)
+    if(file IN_LIST replaced)
+      set(sources ${replacements})
+      list(FILTER sources INCLUDE REGEX "/${file}$")  # a woven file may be two
       set(kernel ${target}_${kernel})
-      fa_stage_object(${kernel}_on_cpu on_cpu ${source})
+      fa_stage_object(${kernel}_on_cpu on_cpu ${sources})
       fa_ladder_for_cpu(${kernel}_on_cpu)
       set_target_properties(${kernel}_on_cpu PROPERTIES EXCLUDE_FROM_ALL TRUE)  # the program asks for it
       if(NOT target MATCHES "^exercise")  # a variable that is no longer used would name the place

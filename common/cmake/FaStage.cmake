@@ -394,20 +394,23 @@ function(fa_stage_practice id library variant suffix)
   endforeach()
 endfunction()
 
-# The files of mine/, each woven with its lesson. What has Eigen's products for two types becomes two
-# files, since they are most of what a reader waits for.
+# The files of mine/, each woven with its lesson. What has Eigen's products for two types, or kernels for
+# both half types, becomes two files, since they are most of what a reader waits for.
 function(fa_woven result files)
   set(woven)
   foreach(file IN LISTS files)
     file(STRINGS ${dir}/${file} doubles REGEX "MatrixMap<const double>")
+    file(STRINGS ${dir}/${file} halves REGEX "^template .*<__half>")
     set(parts whole)
     if(doubles)
       set(parts float double)
+    elseif(halves)
+      set(parts __half __nv_bfloat16)
     endif()
     foreach(part IN LISTS parts)
       set(out ${CMAKE_CURRENT_BINARY_DIR}/woven/${part}/${file})
       set(type)
-      if(doubles)
+      if(doubles OR halves)
         set(type --type ${part})
       endif()
       set(tools ${PROJECT_SOURCE_DIR}/common/practice)

@@ -169,6 +169,8 @@ class Types(unittest.TestCase):
         text = "a\ntemplate void f(const MatrixMap<const float>&,\n    int);\ntemplate void f(const MatrixMap<const double>&,\n    int);\nb\n"
         self.assertEqual(of_type(text, "float"), "a\ntemplate void f(const MatrixMap<const float>&,\n    int);\n\n\nb\n")
         self.assertEqual(of_type(text, "double"), "a\n\n\ntemplate void f(const MatrixMap<const double>&,\n    int);\nb\n")
+        text = "template void f(const Forward<__half>&);\ntemplate void f(const Forward<__nv_bfloat16>&);\ntemplate <class T>\n"
+        self.assertEqual(of_type(text, "__half"), text.replace("template void f(const Forward<__nv_bfloat16>&);", ""))
 
 
 class NotesFile(unittest.TestCase):

@@ -18,7 +18,8 @@ from marks import Lesson, Region, load, load_copy, stage_of  # puts common/judge
 from source import Bad, Parser, run, unmarked, write_whole
 
 # The lesson's instantiations for a type, each a part of its own: two compilers share the work.
-OF_TYPE = r"^template [^;{{]*MatrixMap<const {}>[^;{{]*;\n"
+OF_TYPE = r"^template [^;{{]*<(?:const )?{}>[^;{{]*;\n"
+OTHER = {"float": "double", "double": "float", "__half": "__nv_bfloat16", "__nv_bfloat16": "__half"}
 
 
 @dataclass(frozen=True)
@@ -123,9 +124,7 @@ def woven(copy: Lesson, lesson: Lesson, after: dict[str, str]) -> str:
 
 
 def of_type(text: str, kept: str) -> str:
-    for other in {"float", "double"} - {kept}:
-        text = re.sub(OF_TYPE.format(other), lambda m: "\n" * m[0].count("\n"), text, flags=re.M)
-    return text
+    return re.sub(OF_TYPE.format(OTHER[kept]), lambda m: "\n" * m[0].count("\n"), text, flags=re.M)
 
 
 def main() -> int:
@@ -133,7 +132,7 @@ def main() -> int:
     parser.add_argument("stage", type=Path)
     parser.add_argument("file", type=Path, help="the reader's, relative to the stage: mine/FILE")
     parser.add_argument("-o", "--out", type=Path, required=True)
-    parser.add_argument("--type", choices=["float", "double"], help="only the instantiations for this type")
+    parser.add_argument("--type", choices=list(OTHER), help="only the instantiations for this type")
     args = parser.parse_args()
     stage = stage_of(args.stage)
     lesson = load(stage, stage / args.file.relative_to("mine"))
