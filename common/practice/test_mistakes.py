@@ -75,6 +75,8 @@ class Mistakes(unittest.TestCase):
                 (3, "02.1-02.2, equations (1), (2), (3), (4): add", False)):
             with self.subTest(screen, level=level):
                 self.assertEqual(named([screen], mistake, hole, level)[0], right)
+        for screen, right in (("steps   02.1-02.2 not yet · 02.3 right", True), ("steps   02.1-02.2 right · 02.3 not yet", False)):
+            self.assertEqual(named([screen], mistake, hole, 3, holder="02.1-02.2")[0], right)     # of a ladder
 
 
 if __name__ == "__main__":

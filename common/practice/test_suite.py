@@ -9,7 +9,7 @@ import time
 import unittest
 from pathlib import Path
 
-from suite import Suite, Test, pattern, run_suite  # puts common/judge on the path
+from suite import Suite, Test, broken_rules, pattern, run_suite  # puts common/judge on the path
 from source import Bad
 
 # Behaves as a GoogleTest program: lists its tests, runs the one that the filter names.
@@ -117,6 +117,23 @@ class Pattern(unittest.TestCase):
         hang = ("threw: register_tiled: block 0 hangs: threads 0-15, 32-47, 64-79 and 16 more wait for their warp (__syncwarp or a shuffle), "
                 "but not all lanes of the mask come; threads 16-31, 48-63, 80-95 and 16 more wait in __syncthreads")
         self.assertEqual(pattern(suite(rows_Sizes=f"case  B1 f32\n{hang}\n"))[0], f"wrong: {hang}")
+
+
+class Rules(unittest.TestCase):
+    def test_the_emulators_sentences(self) -> None:
+        one = "thread 0 reads at /a/b/softmax.cuh:41 what mine/forward/6_ring.cu:95 has asked for (PTX, wgmma.wait_group)"
+        two = "block 3 hangs: threads 0-127 wait for a barrier at mine/forward/6_ring.cu:66"
+        bad = suite(rows_Sizes=f"case  B1 f32\nthrew: ring_kernel: block 0: {one}\nmore\n",
+                    rows_Scale=f'C++ exception with description "ring_kernel: block 7: {one}" thrown in the test body.\n',
+                    rows_Heads=f"threw: ring_kernel: {two}\n", lanes_Sizes="threw: a bad argument\n")
+        self.assertEqual(broken_rules(bad), [one.replace("/a/b/", ""), two])
+        self.assertEqual(broken_rules(suite(rows_Sizes="case  B1 f32\n" + comparison("O", 3, 3, "every element"))), [])
+
+    def test_no_more_than_a_screen(self) -> None:
+        bad = suite(rows_Sizes="threw: a_kernel: block 0: " + "because " * 99 + "\n",
+                    rows_Scale="threw: a_kernel: block 0: b\n", rows_Heads="threw: a_kernel: block 0: c\n")
+        said = broken_rules(bad)
+        self.assertEqual((len(said), len(said[0]) <= 300), (2, True))
 
 
 class Running(unittest.TestCase):
