@@ -137,7 +137,7 @@ def step_words(screen: list[str]) -> dict[str, str]:
             for part in line[5:].split(" · "):
                 if m := re.match(r"\s*(right|not yet|not written): (.*)", part):
                     found |= {name: m[1] for name in re.findall(r"\d\d\.\w+(?:-\d\d\.\w+)?", m[2])}
-                elif m := re.match(r"\s*(\S+) (right|not yet|not written)$", part):
+                elif m := re.match(r"\s*(\S+) (right|not yet|not written)(?:   \(.*)?$", part):
                     found[m[1]] = m[2]
     return found
 
