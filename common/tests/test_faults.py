@@ -1,0 +1,49 @@
+"""06's table of faults: what a run of a planted fault is called, and what the table shows of it."""
+from __future__ import annotations
+
+import stat
+import sys
+import tempfile
+import unittest
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "06_optimized/check"))
+from faults import sentence, table, verdict  # noqa: E402
+from mutants import Mutant  # noqa: E402
+
+
+def mutant(name: str) -> Mutant:
+    return Mutant(name, "forward/6_ring.cu", f"what {name} does", [], [], "ring.Sizes", order="late")
+
+
+class Faults(unittest.TestCase):
+    def run_of(self, script: str, limit: float = 20) -> tuple[str, str]:
+        with tempfile.TemporaryDirectory() as folder:
+            exe = Path(folder) / "program"
+            exe.write_text("#!/bin/sh\n" + script)
+            exe.chmod(exe.stat().st_mode | stat.S_IXUSR)
+            return verdict(exe, mutant("a"), "early", limit)
+
+    def test_what_became_of_a_run(self) -> None:
+        said = "threw: ring_kernel: block 3: the copy asked for at /a/6_ring.cu:42 overwrites"
+        for script, what in (("exit 0", ("passes", "")), ("echo wrong; exit 1", ("wrong", "")), ("kill -9 $$", ("ends", "")),
+                             (f"echo '{said}'; exit 1", ("said", "the copy asked for at 6_ring.cu:42 overwrites")),
+                             ('[ "$FA_TIMING$FA_MUTANT" = earlya ]', ("passes", ""))):
+            with self.subTest(script):
+                self.assertEqual(self.run_of(script), what)
+        self.assertEqual(self.run_of("exec sleep 20", 0.2), ("hangs", ""))
+
+    def test_the_sentence(self) -> None:
+        self.assertEqual(sentence('with description "a_kernel: block 0 hangs: threads 0-31 wait" thrown in the test body.'),
+                         "block 0 hangs: threads 0-31 wait")
+        self.assertEqual(sentence("O: 3 of 3 elements are wrong"), "")
+
+    def test_the_table(self) -> None:
+        text = table([mutant("a"), mutant("b")], {"a": {"late": "said", "early": "passes", "random": 8, "said": "so", "NVIDIA H200": "0 of 3"}})
+        self.assertIn("| `a`: what a does | forward/6_ring.cu | named | – | 8 | 0 of 3 |", text)
+        self.assertIn("| `b`: what b does | forward/6_ring.cu |  |  |  |  |", text)
+        self.assertTrue(text.endswith("- `a`: so\n"))
+
+
+if __name__ == "__main__":
+    unittest.main()
