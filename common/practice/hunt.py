@@ -6,9 +6,11 @@ import base64
 import random
 import re
 import shutil
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 import progress
+from ladder import SPARED, family
 from marks import stage_of  # puts common/judge on the path
 from mutants import Mutant, apply, find, parse
 from source import LEXEME, Bad, Parser, run, unmarked, write_whole
@@ -68,9 +70,9 @@ def tests_for(stage: Path, program: Path, mutant: Mutant) -> str:
     """Of the kernels of a ladder, which have one program together, only the one that the mistake is in."""
     if "fa_add_ladder" not in (stage / "CMakeLists.txt").read_text(encoding="utf-8") or "layouts" in program.name:
         return "*"
-    kernel = re.sub(r"^\d+_", "", Path(mutant.source).stem)
-    family = f"{'backward_' if mutant.source.startswith('backward/') else ''}{kernel}"
-    return f"{family}.*:Tiles.*/{family}:{mutant.kills}" + ("-*Determinism:*Spread:*Fuzz:*Layouts" if "on_cpu" in program.name else "")
+    tests = family(mutant.source)
+    spared = [one for one in SPARED.split(":") if not fnmatchcase(mutant.kills, one)]
+    return f"{tests}.*:Tiles.*/{tests}:{mutant.kills}" + ("-" + ":".join(spared) if "on_cpu" in program.name else "")
 
 
 def judge(stage: Path, build: Path, no_kernels: str, verbose: bool) -> int:

@@ -5,7 +5,11 @@ import subprocess
 import sys
 import tempfile
 import unittest
+from dataclasses import replace
 from pathlib import Path
+
+from hunt import tests_for  # puts common/judge on the path
+from mutants import parse
 
 TOOL = Path(__file__).resolve().parent / "hunt.py"
 LESSON = '''\
@@ -178,6 +182,14 @@ T row(const T* x, int n) {
         self.hunt(0, "start", "--no-kernels", "no GPU")
         self.hunt(1, "judge")
         self.assertTrue(seen.read_text().startswith("--gtest_filter=backward_mma.*:Tiles.*/backward_mma:online.Values "), seen.read_text())
+
+    def test_what_kills_is_never_spared(self) -> None:
+        self.put("CMakeLists.txt", "fa_add_ladder(02 online)\n")
+        self.put("check/mutants.txt", MUTANTS.partition("\n\n")[0].replace("online.cpp", "forward/1_mma.cu"))
+        mutant = parse(self.stage / "check/mutants.txt")[0]
+        said = [tests_for(self.stage, Path("hunt02_on_cpu_tests"), replace(mutant, kills=kills)) for kills in ("mma.Values", "mma.Sizes")]
+        self.assertEqual([("mma.*:Tiles.*/mma:" in text, ":*Values" in text, ":*Layouts" in text) for text in said],
+                         [(True, False, True), (True, True, True)])
 
     def test_bad_input(self) -> None:
         for command in ("reveal", "symptom", "judge"):
