@@ -21,6 +21,7 @@ expect 2 "one stage or none" ./learn test 00 01
 expect 2 "needs a stage" ./learn bench
 expect 2 "no skeleton 06_optimized/exercise/2_cp_async.cu" ./learn practice 06 2_cp_async.cu
 expect 2 "no skeleton 06_optimized/exercise/mma.cu; there are: ptx/fragments.hpp forward/1_mma.cu" ./learn practice 6 mma.cu
+expect 2 "backward/7_at_once.cu forward/9_overlap.cu backward/5_bulk.cu" ./learn practice 06 forward/8_pingpong.cu
 expect 2 "practice needs a stage first, for example: ./learn practice 01 --reset" ./learn practice --reset
 expect 2 "practice has no option '--solve'; usage: ./learn practice NN [FILE...] [--level 1|2|3]" ./learn practice 1 --solve
 expect 2 "--level is 1, 2 or 3, got '4'" ./learn practice 1 --level 4
