@@ -64,12 +64,19 @@ inline void check_alignment(const void* p, std::uintptr_t alignment) {
   asm("" : "+r"(p));
   if (reinterpret_cast<std::uintptr_t>(p) % alignment != 0) misaligned();
 }
+#ifdef FA_XRAY
+void move(void* to, const void* from, unsigned bytes);
+#else
+__device__ inline void move(void* to, const void* from, unsigned bytes) {
+  std::memcpy(to, from, bytes);
+}
+#endif
 // One access to all of it, of whatever type the memory is.
 template <class T>
 __device__ inline T& copy_at_once(T& to, const T& from) {
   check_alignment(&from, sizeof(T));
   check_alignment(&to, sizeof(T));
-  std::memcpy(static_cast<void*>(&to), static_cast<const void*>(&from), sizeof(T));
+  move(&to, &from, sizeof(T));
   return to;
 }
 }  // namespace fa::emulator
