@@ -215,6 +215,7 @@ struct Step {
 struct Way {
   std::vector<Step> steps;
   std::vector<Access> accesses;
+  unsigned together = 0;  // how often it has done something with its warp, without a wait
 } ways[max_threads];
 
 // Lanes that part come together again as on a GPU: those whose next step stands first in the code
@@ -245,6 +246,7 @@ void follow_all() {
   for (Way& way : ways) {
     way.steps.clear();
     way.accesses.clear();
+    way.together = 0;
   }
 }
 
@@ -319,14 +321,19 @@ void note(const void* memory, unsigned bytes, Op op, const void* caller) {
   Access a{
       &found->second, now.thread % lanes, now.thread / lanes, bytes, array, address, unknown, 0};
   if (traced) note_origin(a);
+  if (op == Op::wgmma || op == Op::operands) {
+    ++way.together;
+    if (now.thread % 128 >= lanes) return;  // of four warps, and counts once
+  }
   way.accesses.push_back(a);
-  way.steps.push_back({now.waits, unsigned(way.accesses.size()), code});
+  way.steps.push_back({now.waits + way.together, unsigned(way.accesses.size()), code});
 }
 
 void note_block(void* caller) {
   const emulator::Position now = emulator::position();
   if (!now.kernel) return;
-  way_of(now).steps.push_back({now.waits, 0, reinterpret_cast<std::uintptr_t>(caller)});
+  Way& way = way_of(now);
+  way.steps.push_back({now.waits + way.together, 0, reinterpret_cast<std::uintptr_t>(caller)});
 }
 
 // ---- from addresses to lines and names, by binutils ----

@@ -407,11 +407,9 @@ void issue(const Product& p) {
     finding("the lanes of a warp ask for different products at " + text_of(FA_HERE) +
             " (PTX, wgmma.mma_async: .sync.aligned)");
   ++asked.lanes;
-  if (thread() % 128 < 32) {  // once for the four warps: 64 x 16 of A, 16 x N of B
-    const unsigned N = 2 * unsigned(p.n);
-    count(Op::wgmma, nullptr, N, FA_HERE);
-    count(Op::operands, generic_memory(), 32 * (N + (p.A ? 0 : 64)), FA_HERE);
-  }
+  const unsigned N = 2 * unsigned(p.n);  // 64 x 16 of A and 16 x N of B are read
+  count(Op::operands, generic_memory(), 32 * (N + (p.A ? 0 : 64)), FA_HERE);
+  count(Op::wgmma, nullptr, N, FA_HERE);
   Sums& sums = *asked.sums;
   if (!sums.registers[lane]) {  // C is the tensor cores' from here on
     need_fenced(p.C, std::size_t(p.n) * 4, FA_HERE);
