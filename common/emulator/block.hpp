@@ -74,6 +74,8 @@ void wait_until(const Ends& ends, const What& what, Place at) {
 // A warp does something together: each lane hands over `given`; the last to come calls f(first),
 // where threads first to first + 31 are the warp, and finds theirs in all_threads()[t].given.
 void together(void (*f)(unsigned first), const void* given, Place);
+// All lanes of the warp come here. So the x-ray knows again who belongs together.
+inline void meet() { ++self().waits; }
 // Here another warp may get its turn, if times are random.
 void maybe_others_first();
 

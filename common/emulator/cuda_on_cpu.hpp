@@ -197,7 +197,7 @@ void launch(const char* kernel, const void* function, dim3 grid, dim3 block,
 struct Position {
   const char* kernel;        // null outside of kernels
   unsigned thread;           // of its block
-  unsigned waits;            // how often this thread has waited for its warp or its block
+  unsigned waits;            // how often this thread has met its warp
   std::uint64_t phase;       // counts what lies between two __syncthreads of a block
   const char *shared, *end;  // the block's dynamic shared memory
 };

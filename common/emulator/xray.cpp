@@ -207,7 +207,7 @@ void serve(const Access* first, const Access* end) {
 // ---- the ways of the threads of a block, since its last __syncthreads ----
 
 struct Step {
-  unsigned waits;   // how often the thread has waited before
+  unsigned waits;   // how often the thread has met its warp before
   unsigned access;  // its number, from 1; 0: a basic block begins
   std::uintptr_t code;
   auto place() const { return std::pair(waits, code); }
@@ -215,7 +215,6 @@ struct Step {
 struct Way {
   std::vector<Step> steps;
   std::vector<Access> accesses;
-  unsigned together = 0;  // how often it has done something with its warp, without a wait
 } ways[max_threads];
 
 // Lanes that part come together again as on a GPU: those whose next step stands first in the code
@@ -246,7 +245,6 @@ void follow_all() {
   for (Way& way : ways) {
     way.steps.clear();
     way.accesses.clear();
-    way.together = 0;
   }
 }
 
@@ -321,19 +319,16 @@ void note(const void* memory, unsigned bytes, Op op, const void* caller) {
   Access a{
       &found->second, now.thread % lanes, now.thread / lanes, bytes, array, address, unknown, 0};
   if (traced) note_origin(a);
-  if (op == Op::wgmma || op == Op::operands) {
-    ++way.together;
-    if (now.thread % 128 >= lanes) return;  // of four warps, and counts once
-  }
+  // A product is of four warps, and counts once.
+  if ((op == Op::wgmma || op == Op::operands) && now.thread % 128 >= lanes) return;
   way.accesses.push_back(a);
-  way.steps.push_back({now.waits + way.together, unsigned(way.accesses.size()), code});
+  way.steps.push_back({now.waits, unsigned(way.accesses.size()), code});
 }
 
 void note_block(void* caller) {
   const emulator::Position now = emulator::position();
   if (!now.kernel) return;
-  Way& way = way_of(now);
-  way.steps.push_back({now.waits + way.together, 0, reinterpret_cast<std::uintptr_t>(caller)});
+  way_of(now).steps.push_back({now.waits, 0, reinterpret_cast<std::uintptr_t>(caller)});
 }
 
 // ---- from addresses to lines and names, by binutils ----
