@@ -2,11 +2,11 @@
 // name; the launches of other files that it may want are in xray_others.cpp.
 #include FA_XRAY_FILE
 #include <algorithm>
+#include <string>
 #include <string_view>
 
 #include "06_optimized/backward.hpp"
 #include "06_optimized/optimized.hpp"
-#include "common/core/check.hpp"
 #include "common/emulator/xray.hpp"
 
 namespace fa::optimized {
@@ -70,8 +70,9 @@ void look(const xray::Arguments& a) {
                               "launch_backward_two_kernels", "launch_backward_hopper"});
   const bool small =
       is_one_of({"launch_mma", "launch_cp_async", "launch_swizzle", "launch_backward_mma"});
-  require(any || a.d == 128 || (small && a.d == 64),
-          "this kernel takes d = ", small ? "64 or " : "", "128, got d = ", a.d);
+  if (!any && a.d != 128 && !(small && a.d == 64))
+    xray::Arguments::refuse(std::string("this kernel takes --d ") + (small ? "64 or " : "") +
+                            "128, got " + std::to_string(a.d));
   // Only these two have tiles of 96 keys or 192 queries.
   const bool odd = is_one_of({"launch_hopper", "launch_backward_two_kernels"});
   if (!a.causal && !a.csv)

@@ -130,7 +130,11 @@ template <class T>
 __device__ T max(T a, T b) {
   return a < b ? b : a;
 }
+#ifdef FA_XRAY
+float __expf(float x);
+#else
 inline float __expf(float x) { return std::exp(x); }
+#endif
 inline float __logf(float x) { return std::log(x); }
 inline float __fdividef(float a, float b) { return a / b; }
 

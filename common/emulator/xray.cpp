@@ -304,7 +304,7 @@ void note(const void* memory, unsigned bytes, Op op, const void* caller) {
   if (!now.kernel) return;
   const auto* address = static_cast<const char*>(memory);
   const int array = is_work(op) ? nowhere : array_of(address, now);
-  if (array < 0 && !is_work(op)) return;
+  if (is_work(op) ? traced : array < 0) return;  // work: beside tensor cores
   const auto code = reinterpret_cast<std::uintptr_t>(caller);
   auto found = sites.find({code, op});
   if (found == sites.end()) {
@@ -548,6 +548,12 @@ void print_lines(const std::string& kernel, const std::map<Row, Total>& rows) {
   print_line(blanks + "  accesses  lanes        sectors           turns");
   print_line(blanks + "  of warps at work    took  least     took  least");
   Line before;
+  std::map<Row, int> calls;  // from how many lines
+  const auto anyhow = [](Row row) {
+    row.via = 0;
+    return row;
+  };
+  for (const auto& [row, total] : rows) ++calls[anyhow(row)];
   for (const auto& [row, total] : rows) {
     if (row.kernel != kernel) continue;
     if (row.line.file != before.file) print_line(row.line.file);
@@ -557,7 +563,8 @@ void print_lines(const std::string& kernel, const std::map<Row, Total>& rows) {
       print_line(right(std::to_string(row.line.number), 5) + " " + text.substr(begin));
     }
     before = row.line;
-    print_costs("  " + text_of(row) + text_of_via(row.via, ", called at "),
+    const bool says_who = calls[anyhow(row)] > 1;
+    print_costs("  " + text_of(row) + (says_who ? text_of_via(row.via, ", called at ") : ""),
                 in_shared(row.op, row.array), total, is_work(row.op));
   }
 }
@@ -825,6 +832,10 @@ void fa::emulator::copy_later(void* to, const void* from, int bytes, int size) {
   note(to, unsigned(size), Op::copy, __builtin_return_address(0));
   std::memset(to, 0xff, std::size_t(size));
   copies().under_way.push_back({static_cast<char*>(to), from, bytes, size, copies().group});
+}
+float __expf(float x) {
+  note(nullptr, 1, Op::exponential, __builtin_return_address(0));
+  return std::exp(x);
 }
 float atomicAdd(float* address, float value) {
   note(address, 4, Op::add, __builtin_return_address(0));

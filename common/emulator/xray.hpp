@@ -32,7 +32,6 @@ void report(const std::string& problem, bool csv, const std::string& picture);
 inline void begin(const char*) {}
 inline void tensor(const char*, const void*, std::size_t, std::int64_t, std::int64_t,
                    std::uint32_t) {}
-inline void add_to_tile(double) {}
 inline void report(const std::string&, bool, const std::string&) {}
 #endif
 
@@ -76,13 +75,15 @@ using Tensor = TensorOf<float>;
 // What 128 queries and 128 keys more cost, without what a block does once: f(Nq, Nk) launches; all
 // four sizes are whole tiles if `whole` is a multiple of them.
 template <class F>
-void measure_tile(std::int64_t whole, F f) {
+void measure_tile([[maybe_unused]] std::int64_t whole, [[maybe_unused]] F f) {
+#ifdef FA_EMULATED
   const double share = 128. * 128 / double(whole * whole);
   for (const std::int64_t queries : {1, 2})
     for (const std::int64_t keys : {1, 2}) {
       f(queries * whole, keys * whole);
       add_to_tile(queries == keys ? share : -share);
     }
+#endif
 }
 
 // What is to be looked at: --n N --d D --causal --csv --svg FILE. Bad arguments end the program.
@@ -120,6 +121,11 @@ struct Arguments {
            (causal ? ", causal" : ", no mask");
   }
 
+  [[noreturn]] static void refuse(const std::string& why) {
+    std::fprintf(stderr, "xray: %s\n", why.c_str());
+    std::exit(2);
+  }
+
  private:
   static std::int64_t value(const char* text, const std::string& name, long most) {
     char* end = nullptr;
@@ -128,10 +134,6 @@ struct Arguments {
       refuse(name + " is a number from 1 to " + std::to_string(most) +
              (text ? ", got '" + std::string(text) + "'" : ""));
     return x;
-  }
-  [[noreturn]] static void refuse(const std::string& why) {
-    std::fprintf(stderr, "xray: %s\n", why.c_str());
-    std::exit(2);
   }
 };
 
