@@ -107,7 +107,7 @@ def build(folder: Path, number: str, kernels: list[str], arch: str) -> None:
         if counted.returncode:
             raise Bad(f"./learn xray {number} {kernel} ended with status {counted.returncode}")
         name.with_suffix(".csv").write_text(counted.stdout, encoding="utf-8")
-        command = ["nvcc", "-std=c++20", "-O3", f"-arch={arch}", "-w", "-I.", "-x", "cu", *flags, *map(str, sources), "-o",
+        command = ["nvcc", "-std=c++20", "-O3", f"-gencode=arch=compute_{arch},code=sm_{arch}", "-w", "-I.", "-x", "cu", *flags, *map(str, sources), "-o",
                    str(name.resolve())]
         if subprocess.run(command, cwd=ROOT, check=False).returncode:
             raise Bad(f"nvcc does not compile {name.name}")
@@ -134,7 +134,7 @@ def main(words: list[str]) -> int:
     maker.add_argument("folder", type=Path)
     maker.add_argument("stage", choices=("04", "05", "06"))
     maker.add_argument("kernels", nargs="+")
-    maker.add_argument("--arch", default="sm_90a")
+    maker.add_argument("--arch", default="90a", help="compute capability, 90a unless given")
     commands.add_parser("measure", help="ncu on each of them").add_argument("folder", type=Path)
     asked = parser.parse_args(words)
     try:
