@@ -36,9 +36,6 @@ def learn(root: Path, *words: str) -> subprocess.CompletedProcess[str]:
                           stdin=subprocess.DEVNULL, timeout=100)
 
 
-L_AND_D = 2  # the source asks for each of them twice, and nvcc once
-
-
 def tile(*words: str) -> Counter[str]:
     """What 128 queries and 128 keys more cost an SM, of all kernels of a launch together."""
     done = learn(ROOT, "06", *words)
@@ -187,7 +184,9 @@ class TensorCores(unittest.TestCase):
             self.assertEqual(asked["TMA loads into"], said["– Q and dO arrive"] + 2 * queries * 4 / 128)  # and L and D
             self.assertEqual(asked["stmatrix writes"], said["– dS is written"])
             self.assertEqual(asked.get("writes", 0) + asked.get("TMA adds from", 0), said["– dQ, fp32"])
-            self.assertEqual(asked["reads"], L_AND_D * said["– L and D are read"])
+            self.assertEqual(asked["reads"], said["– L and D are read"])
+        [_, said_of_fused, _] = cells("06_optimized/backward/4_fused.md", "here")
+        self.assertEqual(tile("backward_fused")["shared memory"] / 2, float(said_of_fused) + 2 * 64 * 4 / 128)
 
     def test_conflicts_of_the_first_backward(self) -> None:
         [_, _, said] = cells("06_optimized/backward/1_mma.md", "all seven")
