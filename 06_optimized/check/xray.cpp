@@ -66,17 +66,22 @@ void look(const xray::Arguments& a, std::int64_t Nq, std::int64_t Nk) {
   look(FA_XRAY_LAUNCH<Half>, p);
 }
 void look(const xray::Arguments& a) {
-  const bool any = is_one_of({"launch_fa2", "launch_hopper", "launch_backward_swizzle",
-                              "launch_backward_two_kernels", "launch_backward_hopper"});
-  const bool small =
-      is_one_of({"launch_mma", "launch_cp_async", "launch_swizzle", "launch_backward_mma"});
-  if (!any && a.d != 128 && !(small && a.d == 64))
-    xray::Arguments::refuse(std::string("this kernel takes --d ") + (small ? "64 or " : "") +
-                            "128, got " + std::to_string(a.d));
-  // Only these two have tiles of 96 keys or 192 queries.
-  const bool odd = is_one_of({"launch_hopper", "launch_backward_two_kernels"});
+  const auto only = [&](bool fits, const std::string& what) {
+    if (!fits)
+      xray::Arguments::refuse("this kernel takes --d " + what + ", got " + std::to_string(a.d));
+  };
+  const bool hopper = is_one_of({"launch_hopper"});
+  const bool two_kernels = is_one_of({"launch_backward_two_kernels"});
+  if (two_kernels || is_one_of({"launch_backward_hopper"}))
+    only(a.d <= 128, "up to 128 here");  // beyond, a part of the first has a file of its own
+  else if (is_one_of({"launch_mma", "launch_cp_async", "launch_swizzle", "launch_backward_mma"}))
+    only(a.d == 64 || a.d == 128, "64 or 128");
+  else if (!hopper && !is_one_of({"launch_fa2", "launch_backward_swizzle"}))
+    only(a.d == 128, "128");
+  // Some have tiles of 192 queries, 96 keys, or 80; the others' are 64 and 128.
+  const std::int64_t whole = hopper && a.d > 128 ? 640 : hopper || two_kernels ? 384 : 128;
   if (!a.causal && !a.csv)
-    xray::measure_tile(odd ? 384 : 128, [&](std::int64_t Nq, std::int64_t Nk) { look(a, Nq, Nk); });
+    xray::measure_tile(whole, [&](std::int64_t Nq, std::int64_t Nk) { look(a, Nq, Nk); });
   look(a, a.N, a.N);
 }
 
@@ -86,5 +91,5 @@ void look(const xray::Arguments& a) {
 int main(int argc, char** argv) {
   using namespace fa;
   return xray::run(
-      argc, argv, [](const xray::Arguments& a) { optimized::look(a); }, 128);
+      argc, argv, [](const xray::Arguments& a) { optimized::look(a); }, 128, 256);
 }

@@ -92,7 +92,7 @@ struct Arguments {
   bool causal = false, csv = false;
   std::string svg;
 
-  Arguments(int argc, char** argv, std::int64_t usual_d) : d(usual_d) {
+  Arguments(int argc, char** argv, std::int64_t usual_d, long most_d) : d(usual_d) {
     for (int i = 1; i < argc; ++i) {
       const std::string word = argv[i];
       if (word == "--causal")
@@ -104,7 +104,7 @@ struct Arguments {
       else if (word == "--n")
         N = value(argv[++i], "--n", 4096);
       else if (word == "--d")
-        d = value(argv[++i], "--d", 128);
+        d = value(argv[++i], "--d", most_d);
       else
         refuse("no option '" + word + "'; there are --n N, --d D, --causal, --csv and --svg FILE");
     }
@@ -139,8 +139,8 @@ struct Arguments {
 
 // The body of main(): f(arguments) launches, then comes the report.
 template <class F>
-int run(int argc, char** argv, F f, std::int64_t usual_d = 64) {
-  const Arguments arguments(argc, argv, usual_d);
+int run(int argc, char** argv, F f, std::int64_t usual_d = 64, long most_d = 128) {
+  const Arguments arguments(argc, argv, usual_d, most_d);
   try {
     begin(argv[0]);
     f(arguments);

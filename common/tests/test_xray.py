@@ -166,7 +166,11 @@ class TensorCores(unittest.TestCase):
         said["exponentials"] += 128 * 4 / 16
         asked = tile("hopper")
         self.assertEqual({name: asked[name] for name in said}, said)
-        self.assertEqual(tile("hopper", "--d", "64")["shared memory"], 810.7)  # as the page says: 192 rows share K and V
+        # As the page says: 192 rows share K and V; and Q is read again every 80 keys.
+        self.assertEqual(tile("hopper", "--d", "64")["shared memory"], 810.7)
+        self.assertEqual(tile("hopper", "--d", "256")["shared memory"], 3891.2)
+        page = (ROOT / "06_optimized/README.md").read_text(encoding="utf-8")
+        self.assertRegex(page, "2048, 1056 and 1792.* 811 at d = 64.* 3891 at d = 256")
 
     def test_a_step_of_the_backward(self) -> None:
         page = "06_optimized/backward/README.md"
@@ -215,7 +219,8 @@ class TensorCores(unittest.TestCase):
     def test_what_it_cannot_show_is_refused_in_a_line(self) -> None:
         for words, said in ((("ring", "--d", "64"), "xray: this kernel takes --d 128, got 64"),
                             (("swizzle", "--d", "32"), "xray: this kernel takes --d 64 or 128, got 32"),
-                            (("hopper", "--d", "256"), "xray: --d is a number from 1 to 128, got '256'")):
+                            (("backward_hopper", "--d", "256"), "xray: this kernel takes --d up to 128 here, got 256"),
+                            (("hopper", "--d", "257"), "xray: --d is a number from 1 to 256, got '257'")):
             done = learn(ROOT, "06", *words)
             self.assertEqual((done.returncode, done.stderr.splitlines()[-1]), (2, said))
 
