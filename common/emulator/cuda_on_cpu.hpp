@@ -131,7 +131,7 @@ __device__ T max(T a, T b) {
   return a < b ? b : a;
 }
 #ifdef FA_XRAY
-float __expf(float x);
+float __expf(float x) noexcept;
 #else
 inline float __expf(float x) { return std::exp(x); }
 #endif

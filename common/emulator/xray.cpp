@@ -845,7 +845,7 @@ void fa::emulator::copy_later(void* to, const void* from, int bytes, int size) {
   std::memset(to, 0xff, std::size_t(size));
   copies().under_way.push_back({static_cast<char*>(to), from, bytes, size, copies().group});
 }
-float __expf(float x) {
+float __expf(float x) noexcept {
   note(nullptr, 1, Op::exponential, __builtin_return_address(0));
   return std::exp(x);
 }

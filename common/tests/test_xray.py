@@ -33,7 +33,7 @@ def table(text: str) -> list[dict[str, str]]:
 
 def learn(root: Path, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([root / "learn", "xray", *words], capture_output=True, text=True, check=False,
-                          stdin=subprocess.DEVNULL, timeout=100)
+                          stdin=subprocess.DEVNULL, timeout=200)
 
 
 def tile(*words: str) -> Counter[str]:
