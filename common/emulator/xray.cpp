@@ -819,20 +819,19 @@ float4& float4::operator=(const float4& from) {
   std::memcpy(this, &from, 16);
   return *this;
 }
-// A thread that asks at a place for what it has just got there keeps it, as the compilers see to
-// where they know what is read. Here they do not.
+// A thread that asks for what it has just got keeps it, as compilers see to where they know what is
+// read. Here they do not.
 void fa::emulator::move(void* to, const void* from, unsigned bytes) {
   static struct {
-    const void *at, *from;
+    const void* from;
     std::uint64_t phase;
     unsigned waits;
   } last[fa::xray::max_threads];
   const Position now = position();
   auto& l = last[now.thread];
-  const void* const at = __builtin_return_address(0);
-  if (l.at != at || l.from != from || l.phase != now.phase || l.waits != now.waits)
-    note(from, bytes, Op::read, at);
-  l = {at, from, now.phase, now.waits};
+  if (l.from != from || l.phase != now.phase || l.waits != now.waits)
+    note(from, bytes, Op::read, __builtin_return_address(0));
+  l = {from, now.phase, now.waits};
   note(to, bytes, Op::write, __builtin_return_address(0));
   std::memcpy(to, from, bytes);
 }
