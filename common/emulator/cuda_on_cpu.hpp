@@ -65,13 +65,7 @@ inline void check_alignment(const void* p, std::uintptr_t alignment) {
   asm("" : "+r"(p));
   if (reinterpret_cast<std::uintptr_t>(p) % alignment != 0) misaligned();
 }
-#ifdef FA_XRAY
-void move(void* to, const void* from, unsigned bytes);
-#else
-__device__ inline void move(void* to, const void* from, unsigned bytes) {
-  std::memcpy(to, from, bytes);
-}
-#endif
+void move(void* to, const void* from, unsigned bytes);  // seen by the x-ray
 // One access to all of it, of whatever type the memory is.
 template <class T>
 __device__ inline T& copy_at_once(T& to, const T& from) {
@@ -80,7 +74,11 @@ __device__ inline T& copy_at_once(T& to, const T& from) {
 #ifdef FA_EMULATOR_TSAN  // two threads that fill the same place with the same zeros do no harm
   if (alike(&to, &from, sizeof(T))) return to;
 #endif
+#ifdef FA_XRAY
   move(&to, &from, sizeof(T));
+#else
+  std::memcpy(static_cast<void*>(&to), static_cast<const void*>(&from), sizeof(T));
+#endif
   return to;
 }
 }  // namespace fa::emulator
