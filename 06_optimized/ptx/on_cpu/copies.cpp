@@ -39,6 +39,16 @@ void each_chunk(const CUtensorMap& m, unsigned at, int x, int i, int h, int b, c
     }
 }
 
+// For the x-ray: a box moves all its bytes in shared memory, and of the tensor those inside.
+template <class Copy>
+void count_box(Op op, const Copy& c, const void* shared) {
+  if (!counted) return;
+  std::size_t inside = 0;
+  each_chunk(c.map, 0, c.x, c.i, c.h, c.b, [&](unsigned, char*, std::size_t n) { inside += n; });
+  count(op, c.map.data, unsigned(inside), c.at);
+  count(op, shared, c.bytes, c.at);
+}
+
 // Shared memory that an instruction names, and that it may.
 unsigned place_of(const void* p, int bytes, unsigned aligned, const char* who, Place at) {
   const unsigned offset = shared_offset(p, who, at);
@@ -187,6 +197,7 @@ void tma_load(void* to, const CUtensorMap& map, Barrier* full, int x, int i, int
   load->to = place_of(to, int(load->bytes), 1024, "the copy", load->at);
   load->map = map;
   load->x = x, load->i = i, load->h = h, load->b = b;
+  count_box(Op::load, *load, to);
   begin(std::move(load), full, "the copy");
 }
 void bulk_load(void* to, const void* from, int bytes, Barrier* full) {
@@ -196,6 +207,8 @@ void bulk_load(void* to, const void* from, int bytes, Barrier* full) {
   load->bytes = unsigned(bytes);
   load->to = place_of(to, bytes, 16, "the copy", load->at);
   load->from = static_cast<const char*>(from);
+  count(Op::load, from, load->bytes, load->at);
+  count(Op::load, to, load->bytes, load->at);
   begin(std::move(load), full, "the copy");
 }
 
@@ -210,6 +223,7 @@ void tma_store(const CUtensorMap& map, const void* from, int x, int i, int h, in
             " columns, no multiple of 8; what lies behind the last one may be written, too");
   store->map = map;
   store->x = x, store->i = i, store->h = h, store->b = b;
+  count_box(Op::store, *store, from);
   begin(std::move(store));
 }
 void bulk_add(float* to, const float* from, int bytes) {
@@ -219,6 +233,8 @@ void bulk_add(float* to, const float* from, int bytes) {
   store->bytes = unsigned(bytes);
   store->from = place_of(from, bytes, 16, "the addition", store->at);
   store->to = to;
+  count(Op::reduce, from, store->bytes, store->at);
+  count(Op::reduce, to, store->bytes, store->at);
   begin(std::move(store));
 }
 
