@@ -66,6 +66,13 @@ def programs(stage: Path, build: Path, mutant: Mutant) -> list[Path]:
     return [p for p in found if not (mutant.order not in ("", "gpu") and "on_gpu" in p.name)]
 
 
+def times(mutant: Mutant) -> list[str]:
+    """The emulator's order of time in which the mistake shows; where that is chance, the seeds to try."""
+    if mutant.order.startswith("random "):
+        return [str(seed) for seed in range(1, int(mutant.order.split()[1]) + 1)]
+    return ["" if mutant.order == "gpu" else mutant.order]
+
+
 def tests_for(stage: Path, program: Path, mutant: Mutant) -> str:
     """Of the kernels of a ladder, which have one program together, only the one that the mistake is in."""
     if "fa_add_ladder" not in (stage / "CMakeLists.txt").read_text(encoding="utf-8") or "layouts" in program.name:
@@ -78,8 +85,12 @@ def tests_for(stage: Path, program: Path, mutant: Mutant) -> str:
 def judge(stage: Path, build: Path, no_kernels: str, verbose: bool) -> int:
     mutant = hidden(stage)
     place = f"{stage.name}/hunt/{mutant.source}"
-    env = {"FA_TIMING": mutant.order} if mutant.order not in ("", "gpu") else None
-    suites = [run_suite(p, tests_for(stage, p, mutant), env=env) for p in programs(stage, build, mutant)]
+    suites: list[Suite] = []
+    for timing in times(mutant):
+        env = {"FA_TIMING": timing} if timing else None
+        suites += [run_suite(p, mutant.kills if suites else tests_for(stage, p, mutant), env=env) for p in programs(stage, build, mutant)]
+        if any(s.bad for s in suites):
+            break
     tests = [t for s in suites for t in s.tests]
     bad = [t for s in suites for t in s.bad]
     if bad:

@@ -8,7 +8,7 @@ import unittest
 from dataclasses import replace
 from pathlib import Path
 
-from hunt import tests_for  # puts common/judge on the path
+from hunt import tests_for, times  # puts common/judge on the path
 from mutants import parse
 
 TOOL = Path(__file__).resolve().parent / "hunt.py"
@@ -187,6 +187,8 @@ T row(const T* x, int n) {
         self.put("CMakeLists.txt", "fa_add_ladder(02 online)\n")
         self.put("check/mutants.txt", MUTANTS.partition("\n\n")[0].replace("online.cpp", "forward/1_mma.cu"))
         mutant = parse(self.stage / "check/mutants.txt")[0]
+        self.assertEqual([times(replace(mutant, order=order)) for order in ("", "gpu", "early", "random 3")],
+                         [[""], [""], ["early"], ["1", "2", "3"]])
         said = [tests_for(self.stage, Path("hunt02_on_cpu_tests"), replace(mutant, kills=kills)) for kills in ("mma.Values", "mma.Sizes")]
         self.assertEqual([("mma.*:Tiles.*/mma:" in text, ":*Values" in text, ":*Layouts" in text) for text in said],
                          [(True, False, True), (True, True, True)])
