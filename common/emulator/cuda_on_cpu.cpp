@@ -159,7 +159,6 @@ struct Launch {
   void (*thread)(const void* what);
   const void* what;
   std::vector<Fiber> fibers;
-  unsigned current = 0;
   void* scheduler = nullptr;  // the scheduler's stack pointer while a fiber runs
   void* scheduler_tsan = nullptr;
   Sync block{};
@@ -193,7 +192,7 @@ void note(cudaStream_t stream) {
 }
 
 void yield(State state) {
-  Fiber& fiber = running->fibers[running->current];
+  Fiber& fiber = self();
   fiber.state = state;
   ++fiber.waits;
   running->inside = false;
@@ -240,8 +239,9 @@ void* fresh_stack(char* stack) {
 
 void resume(unsigned index) {
   Fiber& fiber = running->fibers[index];
-  running->current = index;
-  current_stack = fiber.stack.get();
+  here.fiber = &fiber;
+  here.thread = index;
+  here.stack = fiber.stack.get();
   const dim3& b = blockDim;
   threadIdx = {index % b.x, index / b.x % b.y, index / b.x / b.y};
   if (fiber.state == State::fresh) {
@@ -427,7 +427,7 @@ void run_block() {
 
 Device device;
 bool hooked = false;
-const char* current_stack = nullptr;
+Here here;
 std::uint64_t block_number = 0;
 
 Schedule Schedule::asked_for() {
@@ -443,9 +443,6 @@ Schedule Schedule::asked_for() {
 WithSchedule::WithSchedule(Schedule now) : before_(std::exchange(schedule, now)) {}
 WithSchedule::~WithSchedule() { schedule = before_; }
 
-Fiber& self() { return running->fibers[running->current]; }
-bool in_a_thread() { return running && running->inside; }
-unsigned thread() { return running->current; }
 std::vector<Fiber>& all_threads() { return running->fibers; }
 void wait(bool (*ends)(const void*), std::string (*what)(const void*), const void* of, Place at) {
   Fiber& fiber = self();
@@ -481,8 +478,6 @@ void finding(const std::string& sentence) {
   yield(State::done);
 }
 std::shared_ptr<void>& block_state(const void* key) { return running->states[key]; }
-std::size_t shared_bytes() { return running ? running->shared_bytes : 0; }
-char* generic_memory() { return running->shared.get(); }
 void release([[maybe_unused]] const void* x) {
   ::release(static_cast<char*>(const_cast<void*>(x)));
   leave_order(x);
@@ -493,7 +488,7 @@ void acquire([[maybe_unused]] const void* x) {
 }
 
 void misaligned() { last_error = cudaErrorMisalignedAddress; }
-unsigned lane() { return running->current % warp_size; }
+unsigned lane() { return here.thread % warp_size; }
 void* dynamic_shared_memory() { return running->shared.get(); }
 Copies& copies() { return self().copies; }
 void wait_for_copies(int newest) {
@@ -510,15 +505,15 @@ void wait_for_copies(int newest) {
 Position position() {
   if (!running) return {};
   const char* const shared = running->shared.get();
-  return {running->kernel, running->current, self().waits,
-          phase,           shared,           shared + running->shared_bytes};
+  return {running->kernel, here.thread, self().waits,
+          phase,           shared,      shared + running->shared_bytes};
 }
 
 // A shuffle: it brings the lanes together, but orders no memory. That is what __syncwarp is for.
 std::uint64_t exchange(unsigned mask, std::uint64_t value, unsigned source) {
   self().value = value;
   wait_for_warp(mask, FA_HERE);
-  const unsigned first = running->current / warp_size * warp_size;
+  const unsigned first = here.thread / warp_size * warp_size;
   const bool inside = source < warp_size && first + source < running->fibers.size();
   const std::uint64_t result = inside ? running->fibers[first + source].value : value;
   wait_for_warp(mask, FA_HERE);
@@ -528,7 +523,7 @@ std::uint64_t exchange(unsigned mask, std::uint64_t value, unsigned source) {
 bool any(unsigned mask, bool x) {
   self().value = x;
   wait_for_warp(mask, FA_HERE);
-  const unsigned first = running->current / warp_size * warp_size;
+  const unsigned first = here.thread / warp_size * warp_size;
   bool result = false;
   for (unsigned l = 0; l < warp_size && first + l < running->fibers.size(); ++l)
     result |= (mask >> l & 1) && running->fibers[first + l].value;
@@ -569,6 +564,7 @@ void launch(const char* kernel, const void* function, dim3 grid, dim3 block,
     } else {
       f.stack = std::move(rested.back().stack);
       f.tsan = rested.back().tsan;
+      f.registers = std::move(rested.back().registers);
       rested.pop_back();
     }
     launch.fibers.push_back(std::move(f));
@@ -577,8 +573,14 @@ void launch(const char* kernel, const void* function, dim3 grid, dim3 block,
   launch.shared.reset(static_cast<char*>(::operator new(shared_bytes + fence, shared_alignment)));
   const char* const behind = launch.shared.get() + shared_bytes;
   const struct Running {
-    explicit Running(Launch* launch) { running = launch; }
-    ~Running() { running = nullptr; }  // also where a block hangs
+    explicit Running(Launch* launch) {
+      running = launch;
+      here = {nullptr, 0, nullptr, launch->shared.get(), launch->shared_bytes};
+    }
+    ~Running() {  // also where a block hangs
+      running = nullptr;
+      here = {};
+    }
   } for_now(&launch);
   gridDim = grid;
   blockDim = block;
@@ -645,7 +647,7 @@ void __nanosleep(unsigned) { fa::emulator::yield(fa::emulator::State::ready); }
 void __syncwarp(unsigned mask) {
   auto& r = *fa::emulator::running;
   auto& fiber = fa::emulator::self();
-  char* sync = &r.warps[r.current / 32].phase[fiber.warp_phase++ % 2];
+  char* sync = &r.warps[fa::emulator::thread() / 32].phase[fiber.warp_phase++ % 2];
   fa::emulator::release(sync);
   fa::emulator::wait_for_warp(mask, FA_HERE);
   fa::emulator::acquire(sync);

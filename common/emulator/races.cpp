@@ -129,6 +129,16 @@ void access(Deed by, bool writes, unsigned at, unsigned bytes, Place place) {
   }
 }
 
+void read_access(Deed by, const Chunks& chunks, Place place) {
+  Order& o = order_;
+  const Step* const known = o.of(thread());
+  for (const unsigned byte : chunks)
+    if (Word* const words = &o.words[std::size_t(byte) / 4]; o.alike[byte / 16])
+      access(words[0], 15, by, known, false, byte, place);
+    else
+      for (unsigned w = 0; w < 4; ++w) access(words[w], 15, by, known, false, byte + 4 * w, place);
+}
+
 namespace {
 Deed deed_of(unsigned engine) {
   Order& o = order();

@@ -108,6 +108,7 @@ Stores& stores_of_thread() { return of_block<AllStores>()[thread()]; }
 
 struct Store : Pending {
   unsigned from = 0, bytes = 0, by = 0;
+  Chunks chunks;
   Place at = nullptr;
   Stores* of_thread = nullptr;
   std::shared_ptr<Progress> progress = std::make_shared<Progress>();
@@ -124,8 +125,8 @@ struct Store : Pending {
   virtual void bring() const = 0;
   // [quote store]
   void happen() override {
-    async_has_read(from, bytes);
-    async_reads(from, bytes, "the store asked for", at);
+    async_has_read(chunks);
+    async_reads(chunks, "the store asked for", at);
     bring();
     progress->has_read = true;
   }
@@ -162,7 +163,8 @@ void begin(std::unique_ptr<Store> store) {
   store->of_thread = &stores_of_thread();
   store->of_thread->all.push_back(store->progress);
   store->progress->deed = a_store();
-  async_will_read(store->from, store->bytes, store->at, store->progress->deed);
+  store->chunks = chunks_of(store->from, store->bytes);
+  async_will_read(store->chunks, store->at, store->progress->deed);
   ask(std::move(store));
 }
 void must_be_multiples_of_16(const void* p, int bytes, const char* who, Place at) {
