@@ -277,10 +277,10 @@ struct Stack {
   };
   std::vector<Loan> loans;
 };
-Stack& stack() {
-  std::shared_ptr<void>& known = self().registers;
-  if (!known) known = std::make_shared<Stack>();
-  return *static_cast<Stack*>(known.get());
+[[gnu::noinline]] void new_stack() { self().registers = std::make_shared<Stack>(); }
+inline Stack& stack() {  // asked for at every access
+  if (!self().registers) new_stack();
+  return *static_cast<Stack*>(self().registers.get());
 }
 template <class F>
 void each_word(Stack& s, const void* begin, std::size_t bytes, const F& f) {
