@@ -134,6 +134,7 @@ void leave_order(const void* at);
 void take_order(const void* at);
 void leave_end_of(Deed, const void* at);  // who takes the order there has waited for it
 void take_end_of(Deed);                   // this thread has waited for it
+bool knows_end_of(Deed);                  // it has, or one who has left it where this took it
 // A finding if a deed touches what another has touched that nothing orders before it.
 void access(Deed by, bool writes, unsigned at, unsigned bytes, Place);
 void read_access(Deed by, const Chunks&, Place);
@@ -158,6 +159,22 @@ void thread_reads(unsigned at, unsigned bytes, Place);
 void thread_writes(unsigned at, unsigned bytes, Place, bool with_its_warp = false);
 // What threads first to first + 31 were to write with their warp is written.
 void warp_has_written(unsigned first);
+
+// ---- kernels that overlap (overlap.cpp) ----
+
+Deed the_kernel_before();
+void let_next_kernel_start();   // as far as this block is concerned
+void wait_for_kernel_before();  // by this thread
+// What a thread does to device memory, or an engine for it; nothing of other memory.
+enum class Touch { reads, writes, adds };
+void touches_device(const void*, std::size_t bytes, Touch, Place);
+bool notes_reads();  // else a read need not be told
+void kernel_begins(fa_emulated_stream*, bool early);
+void kernel_ends(fa_emulated_stream*, const char* name);
+void something_between(fa_emulated_stream*);  // no kernel, or somebody has waited for it
+void all_kernels_have_ended();
+void allocated(const void*, std::size_t bytes);
+void freed(const void*);
 
 // ---- registers that belong to a product under way ----
 

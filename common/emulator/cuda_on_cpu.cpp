@@ -187,6 +187,7 @@ Schedule schedule = Schedule::asked_for();
 std::mt19937 randomness;
 
 void note(cudaStream_t stream) {
+  something_between(stream);
   const std::lock_guard lock(one_launch_at_a_time);
   streams.insert(stream);
 }
@@ -531,7 +532,7 @@ bool any(unsigned mask, bool x) {
   return result;
 }
 
-void launch(const char* kernel, const void* function, dim3 grid, dim3 block,
+void launch(const char* kernel, const void* function, bool early, dim3 grid, dim3 block,
             std::size_t shared_bytes, cudaStream_t stream, void (*thread)(const void* what),
             const void* what) {
   const std::lock_guard lock(one_launch_at_a_time);
@@ -582,6 +583,7 @@ void launch(const char* kernel, const void* function, dim3 grid, dim3 block,
       here = {};
     }
   } for_now(&launch);
+  kernel_begins(stream, early);
   gridDim = grid;
   blockDim = block;
   randomness.seed(schedule.seed);
@@ -606,6 +608,7 @@ void launch(const char* kernel, const void* function, dim3 grid, dim3 block,
           last_error = cudaErrorIllegalAddress;
       }
   std::move(launch.fibers.begin(), launch.fibers.end(), std::back_inserter(rested));
+  if (!first_block_only) kernel_ends(stream, kernel);
 }
 
 std::set<cudaStream_t> take_streams() {
@@ -720,9 +723,11 @@ cudaError_t cudaMalloc(void** memory, std::size_t bytes) {
     return last_error = cudaErrorMemoryAllocation;
   }
   std::memset(*memory, 0xff, bytes);
+  fa::emulator::allocated(*memory, bytes);
   return cudaSuccess;
 }
 cudaError_t cudaFree(void* memory) {
+  fa::emulator::freed(memory);
   std::free(memory);
   return cudaSuccess;
 }
@@ -731,23 +736,30 @@ cudaError_t cudaMemGetInfo(std::size_t* free, std::size_t* total) {
   return cudaSuccess;
 }
 cudaError_t cudaMemcpy(void* to, const void* from, std::size_t bytes, cudaMemcpyKind) {
+  fa::emulator::all_kernels_have_ended();
   std::memcpy(to, from, bytes);
   return cudaSuccess;
 }
-cudaError_t cudaMemcpyAsync(void* to, const void* from, std::size_t bytes, cudaMemcpyKind kind,
+cudaError_t cudaMemcpyAsync(void* to, const void* from, std::size_t bytes, cudaMemcpyKind,
                             cudaStream_t stream) {
   fa::emulator::note(stream);
-  return cudaMemcpy(to, from, bytes, kind);
+  std::memcpy(to, from, bytes);
+  return cudaSuccess;
 }
 cudaError_t cudaMemset(void* memory, int byte, std::size_t bytes) {
+  fa::emulator::all_kernels_have_ended();
   std::memset(memory, byte, bytes);
   return cudaSuccess;
 }
 cudaError_t cudaMemsetAsync(void* memory, int byte, std::size_t bytes, cudaStream_t stream) {
   fa::emulator::note(stream);
-  return cudaMemset(memory, byte, bytes);
+  std::memset(memory, byte, bytes);
+  return cudaSuccess;
 }
-cudaError_t cudaDeviceSynchronize() { return cudaSuccess; }
+cudaError_t cudaDeviceSynchronize() {
+  fa::emulator::all_kernels_have_ended();
+  return cudaSuccess;
+}
 
 struct fa_emulated_stream {};
 cudaError_t cudaStreamCreate(cudaStream_t* stream) {
@@ -761,7 +773,10 @@ cudaError_t cudaStreamDestroy(cudaStream_t stream) {
   delete stream;
   return cudaSuccess;
 }
-cudaError_t cudaStreamSynchronize(cudaStream_t) { return cudaSuccess; }
+cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
+  fa::emulator::something_between(stream);
+  return cudaSuccess;
+}
 
 struct fa_emulated_event {
   std::chrono::steady_clock::time_point time;

@@ -361,7 +361,9 @@ void hooked_access(const void* p, unsigned bytes, bool writes, Place place) {
   if (on_stack < stack_bytes) return touches_registers(on_stack, bytes, writes, place);
   const auto at = std::size_t(static_cast<const char*>(p) - generic_memory());
   if (at < shared_bytes())
-    writes ? thread_writes(unsigned(at), bytes, place) : thread_reads(unsigned(at), bytes, place);
+    return writes ? thread_writes(unsigned(at), bytes, place)
+                  : thread_reads(unsigned(at), bytes, place);
+  if (here.stack) touches_device(p, bytes, writes ? Touch::writes : Touch::reads, place);
 }
 
 }  // namespace fa::emulator

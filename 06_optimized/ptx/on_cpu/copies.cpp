@@ -189,6 +189,10 @@ void tma_load(void* to, const CUtensorMap& map, Barrier* full, int x, int i, int
   load->to = place_of(to, int(load->bytes), 1024, "the copy", load->at);
   load->map = map;
   load->x = x, load->i = i, load->h = h, load->b = b;
+  if (notes_reads())
+    each_chunk(map, load->to, x, i, h, b, [&](unsigned, const char* eight, std::size_t inside) {
+      touches_device(eight, inside, Touch::reads, load->at);
+    });
   begin(std::move(load), full, "the copy");
 }
 void bulk_load(void* to, const void* from, int bytes, Barrier* full) {
@@ -198,6 +202,7 @@ void bulk_load(void* to, const void* from, int bytes, Barrier* full) {
   load->bytes = unsigned(bytes);
   load->to = place_of(to, bytes, 16, "the copy", load->at);
   load->from = static_cast<const char*>(from);
+  touches_device(from, load->bytes, Touch::reads, load->at);
   begin(std::move(load), full, "the copy");
 }
 
@@ -212,6 +217,9 @@ void tma_store(const CUtensorMap& map, const void* from, int x, int i, int h, in
             " columns, no multiple of 8; what lies behind the last one may be written, too");
   store->map = map;
   store->x = x, store->i = i, store->h = h, store->b = b;
+  each_chunk(map, store->from, x, i, h, b, [&](unsigned, const char* eight, std::size_t inside) {
+    touches_device(eight, inside, Touch::writes, store->at);
+  });
   begin(std::move(store));
 }
 void bulk_add(float* to, const float* from, int bytes) {
@@ -221,6 +229,7 @@ void bulk_add(float* to, const float* from, int bytes) {
   store->bytes = unsigned(bytes);
   store->from = place_of(from, bytes, 16, "the addition", store->at);
   store->to = to;
+  touches_device(to, store->bytes, Touch::adds, store->at);
   begin(std::move(store));
 }
 
