@@ -1021,13 +1021,13 @@ __device__ CUtensorMap map_of_halves() {
   return map;
 }
 // Of a kernel<breaks> launched early behind `before`.
-#define RULE_BEHIND(before, name, kernel, does)                              \
-  TEST(Rules, name) {                                                        \
-    test_rule(kernel<true>, kernel<false>, 64, always,                       \
-              ": thread * " does                                             \
-              ": that one may run still, and the thread knows nothing of a " \
-              "previous_kernel_is_done() (PTX, griddepcontrol)",             \
-              before);                                                       \
+#define RULE_BEHIND(before, name, kernel, does)                             \
+  TEST(Rules, name) {                                                       \
+    test_rule(kernel<true>, kernel<false>, 64, always,                      \
+              ": thread * " does                                            \
+              ": that one may run still, and no previous_kernel_is_done() " \
+              "comes before (PTX, griddepcontrol)",                         \
+              before);                                                      \
   }
 
 __global__ void writes_and_lets_start() {

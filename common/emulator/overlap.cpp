@@ -59,8 +59,8 @@ void must_be_apart(const Notes& n, unsigned bytes, Touch touch, Place place) {
     finding("thread " + std::to_string(thread()) + " " + word_for(touch) + " device memory at " +
             text_of(place) + " that the kernel before " + word_for(other) + " at " +
             text_of(n.places[std::size_t(other)]) +
-            ": that one may run still, and the thread knows nothing of a "
-            "previous_kernel_is_done() (PTX, griddepcontrol)");
+            ": that one may run still, and no previous_kernel_is_done() comes before "
+            "(PTX, griddepcontrol)");
   }
 }
 
