@@ -78,7 +78,7 @@ def table(mutants: list[Mutant], known: dict[str, dict[str, Any]]) -> str:
     lines = ["# Who sees which fault", "",
              "Each fault of a kernel in [mutants.txt](../check/mutants.txt), planted and tested. **Named**: the emulator says",
              "in a sentence which rule is broken, and where; **numbers**: results are wrong; **–**: the test passes. Random:",
-             f"how many of {len(SEEDS)} seeds do not pass. On a GPU: how many of {RUNS_ON_GPU} runs do not.", "",
+             f"how many of {len(SEEDS)} seeds do not pass. On a GPU: how many of {RUNS_ON_GPU} runs do not, or that one did not end.", "",
              "|".join(["", " fault ", " file ", " late ", " early ", " random ", *(f" {gpu} " for gpu in gpus or ["NVIDIA H200"]), ""]),
              "|" + " --- |" * (5 + max(1, len(gpus)))]
     for m in mutants:
@@ -118,10 +118,16 @@ def main() -> int:
     if args.gpu:
         there = [m for m in chosen if (args.build / "06_optimized" / f"stage06_mutant_{m.name}").is_file()]
 
-        def runs(m: Mutant) -> int:
-            return sum(verdict(program(m, args.build, True), m, "late", 10)[0] != "passes" for _ in range(RUNS_ON_GPU))
+        def runs(m: Mutant) -> str:
+            failed = 0
+            for _ in range(RUNS_ON_GPU):
+                said = verdict(program(m, args.build, True), m, "late", 10)[0]
+                if said == "hangs":
+                    return said
+                failed += said != "passes"
+            return f"{failed} of {RUNS_ON_GPU}"
 
-        with ThreadPoolExecutor(3) as pool:
+        with ThreadPoolExecutor(6) as pool:
             for m, failed in zip(there, pool.map(runs, there)):
                 known.setdefault(m.name, {})[args.gpu] = failed
     else:
