@@ -33,6 +33,8 @@ void __tsan_destroy_fiber(void* fiber);
 void __tsan_switch_to_fiber(void* fiber, unsigned flags);
 void __tsan_acquire(void* address);
 void __tsan_release(void* address);
+void __tsan_read_range(void* address, unsigned long bytes);
+void __tsan_write_range(void* address, unsigned long bytes);
 void AnnotateIgnoreWritesBegin(const char* file, int line);
 void AnnotateIgnoreWritesEnd(const char* file, int line);
 }
@@ -77,6 +79,10 @@ void tsan_join(void* fiber, void* scheduler) {  // there and back, with ordering
 }
 void acquire(char* sync) { __tsan_acquire(sync); }
 void release(char* sync) { __tsan_release(sync); }
+void tsan_copies(void* to, int size, const void* from, int bytes) {
+  __tsan_read_range(const_cast<void*>(from), (unsigned long)bytes);
+  __tsan_write_range(to, (unsigned long)size);
+}
 }  // namespace
 #else
 namespace {
@@ -86,6 +92,7 @@ void tsan_switch(void*) {}
 void tsan_join(void*, void*) {}
 void acquire(char*) {}
 void release(char*) {}
+void tsan_copies(void*, int, const void*, int) {}
 }  // namespace
 #endif
 
@@ -535,6 +542,7 @@ void wait_for_copies(int newest) {
   const auto end =
       std::find_if(all.begin(), all.end(), [&](const Copy& c) { return c.group >= arrived; });
   std::for_each(all.begin(), end, [](const Copy& c) {
+    tsan_copies(c.to, c.size, c.from, c.bytes);
     if (c.bytes > 0) std::memcpy(c.to, c.from, std::size_t(c.bytes));
     std::memset(c.to + c.bytes, 0, std::size_t(c.size - c.bytes));
   });

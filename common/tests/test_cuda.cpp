@@ -179,7 +179,7 @@ TEST_F(Cuda, SeveralNumbersAtOnce) {
   test_kernels::at_once(from.as<short>(), to.as<short>(), steps.as<unsigned>());
   EXPECT_EQ(from_device<short>(to, 8), (std::vector<short>{5, 6, 7, 8, 0, 0, 0, 0}));
   EXPECT_EQ(from_device<unsigned>(steps, 1)[0], 2u);
-#ifdef FA_EMULATED
+#if defined(FA_EMULATED) && !defined(FA_EMULATOR_ASAN)  // there UBSan ends the program first
   expect_words(error([&] {
                  test_kernels::at_once(from.as<short>() + 4, to.as<short>(), steps.as<unsigned>());
                }),
