@@ -1,9 +1,10 @@
 // Which accesses to shared memory are ordered, told by clocks as in "FastTrack: efficient and
 // precise dynamic race detection" (2009). Every actor (a thread, the copy engine, the products of a
-// warp, the kernel before) counts its steps, and knows of every other the last step that came before its own. Who
-// arrives at a barrier leaves there what it knows, who passes it takes what was left; who waits for
-// a product or a store takes that. Two accesses to the same bytes, one of them a write, of which
-// the later actor does not know the earlier, are a race, in whatever order they came here.
+// warp, the kernel before this one) counts its steps, and knows of every other the last step that
+// came before its own. Who arrives at a barrier leaves there what it knows, who passes it takes
+// what was left; who waits for a product or a store takes that. Two accesses to the same bytes, one
+// of them a write, of which the later actor does not know the earlier, are a race, in whatever
+// order they came here.
 #include <algorithm>
 #include <string>
 #include <unordered_map>

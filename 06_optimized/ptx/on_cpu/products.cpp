@@ -286,6 +286,7 @@ const float* numbers_of_B(const Asked& asked) {
     Type type = Type::bf16;
   };
   static std::array<Held, 16> all;
+  async_reads(*asked.chunks_of_B, "the product asked for", asked.at);
   const Product& p = asked.p;
   const auto N = 2 * unsigned(p.n);
   const std::uint64_t version = async_version();
@@ -293,7 +294,6 @@ const float* numbers_of_B(const Asked& asked) {
   if (held.block == block_number && held.version == version && held.b == p.b && held.n == p.n &&
       held.transposed == p.B_transposed && held.type == p.type)
     return held.B.data();
-  async_reads(*asked.chunks_of_B, "the product asked for", asked.at);
   const char* const memory = async_memory();
   const unsigned* byte = asked.chunks_of_B->data();
   const unsigned rows = p.B_transposed ? 16 : N, chunks = p.B_transposed ? N / 8 : 2;
