@@ -65,7 +65,7 @@ def verdict(exe: Path, mutant: Mutant, order: str, limit: float = 60) -> tuple[s
 def on_cpu(mutant: Mutant, build: Path) -> dict[str, Any]:
     exe = program(mutant, build, False)
     runs = {order: verdict(exe, mutant, order) for order in ("late", "early", *SEEDS)}
-    told = [said for order in (mutant.order or "late", *runs) for said in [runs[order][1]] if said]
+    told = [said for said in (runs.get(mutant.order, ("", ""))[1], *(run[1] for run in runs.values())) if said]
     return {"late": runs["late"][0], "early": runs["early"][0],
             "random": sum(runs[seed][0] != "passes" for seed in SEEDS), "said": told[0] if told else ""}
 

@@ -12,8 +12,8 @@ check/mutants.txt holds paragraphs; a line that begins with # is a comment:
 The - lines must stand in the source exactly once, one after the other (indentation and exercise
 marks aside); the + lines, if any, take their place. `kills` names the test that must then fail.
 With `race:` in the place of `kills:` the result may happen to be right: the defect is judged only
-under ThreadSanitizer, which must report a race during that test. With `late:`, `early:` or `random 3:`
-it is a defect of time: a GPU may show it or not, the emulator must in this order (FA_TIMING). With
+under ThreadSanitizer, which must report a race during that test. With `late:`, `early:` or `random 8:`
+it is a defect of time: a GPU may show it or not, the emulator must in this order (FA_TIMING), or with one of 8 seeds. With
 `gpu:` only a GPU shows it. `kills: Suite.Test (double)` says
 that the test looks at double alone: else a mutant of Eigen's stages is built for float alone.
 
@@ -28,6 +28,7 @@ import re
 import signal
 import subprocess
 import textwrap
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -45,7 +46,7 @@ class Mutant:
     kills: str      # test name without the stageNN. prefix
     old: list[str]
     new: list[str]
-    order: str = ""             # late, early, or a seed: the emulator's; gpu: none
+    order: str = ""             # late, early, or random and how many seeds: the emulator's; gpu: none
     race_only: bool = False
     in_double: bool = False     # `kills: Suite.Test (double)`: the test looks at double alone
     alone: bool = False         # `name: source (alone)`: cannot be woven
@@ -66,14 +67,14 @@ def parse(file: Path) -> list[Mutant]:
         if shape not in ("-", "-+") or not lines[0].startswith("symptom:") or lines[-1][:1] in "+-":
             raise Bad(f"{bad}after it come one `symptom:`, `-` lines, `+` lines, one `kills:`")
         symptom = re.fullmatch(r"symptom: +(\S.*)", lines[0])
-        kills = re.fullmatch(r"(kills|race|late|early|random (\d+)|gpu): +([\w./]+)( \(double\))?\s*", lines[-1])
+        kills = re.fullmatch(r"(kills|race|late|early|random \d+|gpu): +([\w./]+)( \(double\))?\s*", lines[-1])
         if not symptom or not kills:
             raise Bad(f"{bad}write `symptom: what is seen` and `kills: Suite.Test`, one exact name")
         old, new = (textwrap.dedent("\n".join(x[1:] for x in lines if x[0] == sign)).split("\n")
                     for sign in "-+")
-        mutants.append(Mutant(title[1], title[2], symptom[1].strip(), kills[3], old, new if "+" in shape else [],
-                              kills[2] or ("" if kills[1] in ("kills", "race") else kills[1]),
-                              kills[1] == "race", bool(kills[4]), bool(title[3])))
+        mutants.append(Mutant(title[1], title[2], symptom[1].strip(), kills[2], old, new if "+" in shape else [],
+                              "" if kills[1] in ("kills", "race") else kills[1],
+                              kills[1] == "race", bool(kills[3]), bool(title[3])))
     return mutants
 
 
@@ -198,11 +199,24 @@ def meaning(lines: list[str]) -> str:
 
 
 def verdict(exe: Path, test: str, limit: float) -> tuple[int, str]:
+    """Exit code and one line. If times are `random 8`, one of the seeds 1 to 8 must kill the mutant."""
+    timing = os.environ.get("FA_TIMING", "")
+    if not timing.startswith("random "):
+        return verdict_of_a_run(exe, test, limit, os.environ)
+    code, line = 1, ""
+    for seed in range(1, int(timing.split()[1]) + 1):
+        code, line = verdict_of_a_run(exe, test, limit, {**os.environ, "FA_TIMING": str(seed)})
+        if code == 0 or not line.startswith("survived"):
+            break
+    return code, line
+
+
+def verdict_of_a_run(exe: Path, test: str, limit: float, env: Mapping[str, str]) -> tuple[int, str]:
     """Exit code and one line. Killed means: this test failed by assertion, and nothing else."""
     command = [str(exe.absolute()), f"--gtest_filter={test}", "--gtest_brief=1"]
     try:
         done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                              timeout=limit, env={**os.environ, "GTEST_COLOR": "no"})
+                              timeout=limit, env={**env, "GTEST_COLOR": "no"})
     except subprocess.TimeoutExpired:
         return 1, f"timeout: {test} ran longer than {limit:g} s; the mutant must fail, not hang"
     output = done.stdout.decode(errors="replace")

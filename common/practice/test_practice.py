@@ -2,11 +2,13 @@
 """Tests of marks.py and mutants.py through their command lines."""
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
 import tempfile
 import unittest
+import unittest.mock
 from pathlib import Path
 
 from marks import LEVELS, Lesson, load, load_copy, marked_lessons
@@ -382,7 +384,7 @@ class Practice(unittest.TestCase):
         file = self.stage / "check/mutants.txt"
         self.assertEqual(self.call(0, "mutants.py", "list", file), "no_rescale\tonline.cpp\t"
                          "online.Values\twoven\tany\nno_sum\tonline.cpp\tonline.Sum/0\twoven\tany\n")
-        for how, order in (("late", "late"), ("early", "early"), ("random 3", "3"), ("gpu", "gpu"), ("race", "any")):
+        for how, order in (("late", "late"), ("early", "early"), ("random 3", "random 3"), ("gpu", "gpu"), ("race", "any")):
             self.put("check/mutants.txt", MUTANTS.replace("kills: online.Values", f"{how}: online.Values"))
             listed = self.call(0, "mutants.py", "list", file)
             self.assertEqual(f"no_rescale\tonline.cpp\tonline.Values\twoven\t{order}\n" in listed, how != "race", how)
@@ -504,6 +506,14 @@ class Practice(unittest.TestCase):
         done = subprocess.run([sys.executable, FOLDER["mutants.py"] / "mutants.py", "verdict", "absent", "A.b"],
                               stderr=subprocess.DEVNULL)
         self.assertEqual(done.returncode, 2)
+
+    def test_one_of_several_seeds_must_kill_a_mutant_of_random_times(self) -> None:
+        exe = self.put("fake", f'#!/bin/sh\n[ "$FA_TIMING" != 3 ] || {{ {FAILED}; }}\n')
+        exe.chmod(0o755)
+        for timing, code, line in (("random 2", 1, "survived"), ("random 3", 0, "killed"), ("random 8", 0, "killed"),
+                                   ("2", 1, "survived"), ("3", 0, "killed")):
+            with self.subTest(timing), unittest.mock.patch.dict(os.environ, FA_TIMING=timing):
+                self.assertTrue(self.call(code, "mutants.py", "verdict", exe, "A.b").startswith(line))
 
     def test_a_skeleton_must_fail(self) -> None:
         ran = 'echo "[  PASSED  ] 3 tests."'
