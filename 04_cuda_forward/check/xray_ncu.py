@@ -1,22 +1,22 @@
 """What the x-ray counts beside what Nsight Compute counts on a GPU, as a table; status 1 if they differ by more than 10 %.
 
-Three commands per kernel, from the root; 04 and tiled stand for any stage and kernel of `./learn xray`, which also names
-the kernel's file:
+Of stages 04, 05 and 06, in two commands, from the root; the kernels are those of `./learn xray`. The first needs nvcc and
+no GPU, the second a GPU and ncu, and neither nvcc nor a compiler:
 
-    ./learn xray 04 tiled --csv > build/xray.csv
-    nvcc -std=c++20 -O3 -arch=native -I. -x cu -DFA_XRAY_FILE='"04_cuda_forward/tiled.cu"' \\
-        -DFA_XRAY_LAUNCH=launch_tiled 04_cuda_forward/check/xray.cpp common/core/check.cpp -o build/xray_on_gpu
-    ncu --csv --page raw --metrics $(python3 04_cuda_forward/check/xray_ncu.py metrics) build/xray_on_gpu > build/ncu.csv
-    python3 04_cuda_forward/check/xray_ncu.py compare build/xray.csv build/ncu.csv
+    python3 04_cuda_forward/check/xray_ncu.py build build/xray_ncu 06 fa2 swizzle hopper backward_hopper
+    python3 04_cuda_forward/check/xray_ncu.py measure build/xray_ncu
 
-The kernels of both files are paired in the order of their launches. ncu counts what cp.async fetches among the loads from
-global memory, and where it puts it not among the stores to shared memory. Instructions are shown and not judged: where the
-source reads four numbers, nvcc may read them at once.
+The kernels of both are paired in the order of their launches. ncu counts what cp.async fetches among the loads from global
+memory, and where it puts it not among the stores to shared memory; ldmatrix and stmatrix are loads and stores of shared
+memory; what copy engine and wgmma do there it does not count. Instructions are shown and not judged: where the source
+reads four numbers, or the same number twice, nvcc may read once.
 """
 
 from __future__ import annotations
 
+import argparse
 import csv
+import subprocess
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -34,10 +34,11 @@ METRICS = {
     "smsp__inst_executed_op_shared_st.sum": ("shared", "write", "times"),
     "l1tex__data_pipe_lsu_wavefronts_mem_shared_op_st.sum": ("shared", "write", "took"),
 }
-COPIES = {("global", "read"): "copy"}
+ALSO = {("global", "read"): "copy", ("shared", "read"): "ldmatrix", ("shared", "write"): "stmatrix"}
 NAMES = {("global", "times"): "instructions", ("global", "took"): "sectors",
          ("shared", "times"): "instructions", ("shared", "took"): "turns (wavefronts)"}
 JUDGED, MOST = "took", 0.10
+ROOT = Path(__file__).resolve().parents[2]
 
 
 class Bad(Exception):
@@ -51,7 +52,7 @@ def xray(lines: Iterable[str]) -> list[tuple[str, dict[str, int]]]:
         for row in csv.DictReader(lines):
             sums = kernels.setdefault(row["kernel"], dict.fromkeys(METRICS, 0))
             for metric, (memory, op, column) in METRICS.items():
-                if row["memory"] == memory and row["op"] in (op, COPIES.get((memory, op))):
+                if row["memory"] == memory and row["op"] in (op, ALSO.get((memory, op))):
                     sums[metric] += int(row[column])
     except (KeyError, TypeError, ValueError) as error:
         raise Bad(f"not a table of ./learn xray --csv: {error}") from error
@@ -85,21 +86,65 @@ def compare(ours: list[tuple[str, dict[str, int]]], theirs: list[dict[str, int]]
     return table, near
 
 
+def file_of(stage: Path, kernel: str) -> Path:
+    for file in sorted(stage.rglob("*.cu")):
+        text = file.read_text(encoding="utf-8")
+        if not {"mine", "hunt", "exercise", "check"} & set(file.relative_to(stage).parts) and any(
+                f"\n{before}void launch_{kernel}(" in text for before in ("", "template ")):
+            return file.relative_to(ROOT)
+    raise Bad(f"no kernel '{kernel}' in {stage.name}")
+
+
+def build(folder: Path, number: str, kernels: list[str], arch: str) -> None:
+    """Of each kernel what the x-ray counts, and a program for the GPU."""
+    folder.mkdir(parents=True, exist_ok=True)
+    [stage] = ROOT.glob(f"{number}_*")
+    for kernel in kernels:
+        name = folder / f"{number}_{kernel}"
+        sources = [stage / "check/xray.cpp", *stage.glob("check/xray_others.cpp"), ROOT / "common/core/check.cpp"]
+        flags = [f'-DFA_XRAY_FILE="{file_of(stage, kernel)}"', f"-DFA_XRAY_LAUNCH=launch_{kernel}"]
+        counted = subprocess.run([ROOT / "learn", "xray", number, kernel, "--csv"], check=False, text=True, stdout=subprocess.PIPE)
+        if counted.returncode:
+            raise Bad(f"./learn xray {number} {kernel} ended with status {counted.returncode}")
+        name.with_suffix(".csv").write_text(counted.stdout, encoding="utf-8")
+        command = ["nvcc", "-std=c++20", "-O3", f"-gencode=arch=compute_{arch},code=sm_{arch}", "-w", "-I.", "-x", "cu", *flags, *map(str, sources), "-o",
+                   str(name.resolve())]
+        if subprocess.run(command, cwd=ROOT, check=False).returncode:
+            raise Bad(f"nvcc does not compile {name.name}")
+
+
+def measure(folder: Path) -> bool:
+    """Runs what build() made, and prints a table for each kernel."""
+    all_near = True
+    for counted in sorted(folder.glob("*.csv")):
+        profiled = subprocess.run(["ncu", "--csv", "--page", "raw", "--metrics", ",".join(METRICS),
+                                   str(counted.with_suffix("").resolve())], check=False, capture_output=True, text=True)
+        if profiled.returncode:
+            raise Bad(f"ncu: {(profiled.stdout + profiled.stderr).strip().splitlines()[-1]}")
+        table, near = compare(xray(counted.read_text(encoding="utf-8").splitlines()), ncu(profiled.stdout.splitlines()))
+        print("\n".join([counted.stem.replace("_", " ", 1), "", *table, ""]), flush=True)
+        all_near &= near
+    return all_near
+
+
 def main(words: list[str]) -> int:
-    if words == ["metrics"]:
-        print(",".join(METRICS))
-        return 0
-    if len(words) != 3 or words[0] != "compare":
-        print("usage: xray_ncu.py metrics | xray_ncu.py compare XRAY.csv NCU.csv", file=sys.stderr)
-        return 2
+    parser = argparse.ArgumentParser(description="the x-ray beside Nsight Compute")
+    commands = parser.add_subparsers(dest="command", required=True)
+    maker = commands.add_parser("build", help="what the x-ray counts, and programs for the GPU")
+    maker.add_argument("folder", type=Path)
+    maker.add_argument("stage", choices=("04", "05", "06"))
+    maker.add_argument("kernels", nargs="+")
+    maker.add_argument("--arch", default="90a", help="compute capability, 90a unless given")
+    commands.add_parser("measure", help="ncu on each of them").add_argument("folder", type=Path)
+    asked = parser.parse_args(words)
     try:
-        ours, theirs = (Path(name).read_text(encoding="utf-8").splitlines() for name in words[1:])
-        table, near = compare(xray(ours), ncu(theirs))
+        if asked.command == "build":
+            build(asked.folder, asked.stage, asked.kernels, asked.arch)
+            return 0
+        return 0 if measure(asked.folder) else 1
     except (OSError, Bad) as error:
         print(f"xray_ncu.py: {error}", file=sys.stderr)
         return 3 if isinstance(error, OSError) else 1
-    print("\n".join(table))
-    return 0 if near else 1
 
 
 if __name__ == "__main__":

@@ -908,14 +908,14 @@ def backward_roof() -> None:
     p = Picture(
         "backward_roof",
         "Cycles of the units of an SM for a step of the backward",
-        "For d = 64 and 128: tensor cores 2560 and 2560 cycles, shared memory 2560 and 3072, issue slots 1190 and 800,"
+        "For d = 64 and 128: tensor cores 2560 and 2560 cycles, shared memory 2816 and 3200, issue slots 1190 and 800,"
         " exponentials 1024 and 512.",
         "A step of rung 9: cycles of each unit of an SM",
         330,
     )
     left, scale, y = 216.0, 0.147, 62.0
     # operands of S and dP, of dV and dK, of dQ; Q and dO arrive; dS; dQ in and out; LSE2 and D
-    shared = {64: (768, 512, 512, 256, 256, 0, 256), 128: (1024, 512, 512, 256, 128, 512, 128)}
+    shared = {64: (768, 512, 512, 256, 256, 0, 512), 128: (1024, 512, 512, 256, 128, 512, 256)}
     short = ("S, dP", "dV, dK", "dQ", "TMA", "dS", "dQ out", "L, D")
     for d, issue, exponentials in ((64, 1190, 1024), (128, 800, 512)):
         p.text(24, y + 14, f"d = {d}", 14, bold=True)

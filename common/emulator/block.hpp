@@ -83,6 +83,8 @@ void wait_until(const Ends& ends, const What& what, Place at) {
 // A warp does something together: each lane hands over `given`; the last to come calls f(first),
 // where threads first to first + 31 are the warp, and finds theirs in all_threads()[t].given.
 void together(void (*f)(unsigned first), const void* given, Place);
+// All lanes of the warp come here. So the x-ray knows again who belongs together.
+inline void meet() { ++self().waits; }
 // Here another warp may get its turn, if times are random.
 void maybe_others_first();
 
@@ -193,6 +195,34 @@ void need_fenced(const void* begin, std::size_t bytes, Place);
 // A rule that this kernel breaks: one sentence. The launch ends with it (std::logic_error). If
 // called by a thread it does not return.
 void finding(const std::string& sentence);
+
+// ---- the x-ray ----
+
+// What a kernel asks of an SM, as xray.cpp counts it. Everywhere else nobody does, and an
+// instruction says it to no one.
+enum class Op {
+  read,
+  write,
+  add,
+  copy,  // by cp.async, from global to shared memory
+  ldmatrix,
+  stmatrix,
+  load,  // by the copy engine: to shared memory, from there, added up from there
+  store,
+  reduce,
+  operands,     // that wgmma reads in shared memory
+  mma,          // 16 x 8 x 16
+  wgmma,        // 64 x N x 16
+  exponential,  // 2^x
+};
+// `of`: an address, or null; `amount`: bytes, or columns of a product, or numbers.
+#ifdef FA_XRAY
+inline constexpr bool counted = true;
+void count(Op, const void* of, unsigned amount, Place);
+#else
+inline constexpr bool counted = false;
+inline void count(Op, const void*, unsigned, Place) {}
+#endif
 
 // Counts the blocks that ran, from 1.
 extern std::uint64_t block_number;

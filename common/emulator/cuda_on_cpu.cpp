@@ -234,7 +234,7 @@ void note(cudaStream_t stream) {
 void yield(State state) {
   Fiber& fiber = self();
   fiber.state = state;
-  ++fiber.waits;
+  if (state == State::waits_for_warp || state == State::waits_for_block) ++fiber.waits;
   running->inside = false;
   tsan_switch(running->scheduler_tsan);
   fa_switch_stack(&fiber.at, running->scheduler);

@@ -65,6 +65,7 @@ inline void check_alignment(const void* p, std::uintptr_t alignment) {
   asm("" : "+r"(p));
   if (reinterpret_cast<std::uintptr_t>(p) % alignment != 0) misaligned();
 }
+void move(void* to, const void* from, unsigned bytes);  // seen by the x-ray
 // One access to all of it, of whatever type the memory is.
 template <class T>
 __device__ inline T& copy_at_once(T& to, const T& from) {
@@ -73,7 +74,11 @@ __device__ inline T& copy_at_once(T& to, const T& from) {
 #ifdef FA_EMULATOR_TSAN  // two threads that fill the same place with the same zeros do no harm
   if (alike(&to, &from, sizeof(T))) return to;
 #endif
+#ifdef FA_XRAY
+  move(&to, &from, sizeof(T));
+#else
   std::memcpy(static_cast<void*>(&to), static_cast<const void*>(&from), sizeof(T));
+#endif
   return to;
 }
 }  // namespace fa::emulator
@@ -127,7 +132,11 @@ template <class T>
 __device__ T max(T a, T b) {
   return a < b ? b : a;
 }
+#ifdef FA_XRAY
+float __expf(float x) noexcept;
+#else
 inline float __expf(float x) { return std::exp(x); }
+#endif
 inline float __logf(float x) { return std::log(x); }
 inline float __fdividef(float a, float b) { return a / b; }
 
@@ -194,7 +203,7 @@ void launch(const char* kernel, const void* function, bool early, dim3 grid, dim
 struct Position {
   const char* kernel;        // null outside of kernels
   unsigned thread;           // of its block
-  unsigned waits;            // how often this thread has waited for its warp or its block
+  unsigned waits;            // how often this thread has met its warp
   std::uint64_t phase;       // counts what lies between two __syncthreads of a block
   const char *shared, *end;  // the block's dynamic shared memory
 };

@@ -17,6 +17,7 @@
 #include <unordered_map>
 #include <utility>
 
+#include "common/emulator/block.hpp"
 #include "common/emulator/xray_picture.hpp"
 
 // As in cuda_on_cpu.cpp: what `__shared__` names.
@@ -28,8 +29,22 @@ namespace {
 
 constexpr unsigned lanes = 32, max_warps = 32, max_threads = lanes * max_warps;
 
-enum class Op { read, write, add, copy };  // copy: by cp.async, from global to shared memory
-const char* const verbs[] = {"reads", "writes", "adds to", "copies"};
+using emulator::Op;
+// By op, and whether the memory is shared.
+const char* const verbs[][2] = {{"reads", "reads"},
+                                {"writes", "writes"},
+                                {"adds to", "adds to"},
+                                {"copies", "copies into"},
+                                {"", "ldmatrix reads"},
+                                {"", "stmatrix writes"},
+                                {"TMA loads", "TMA loads into"},
+                                {"TMA stores to", "TMA stores from"},
+                                {"TMA adds to", "TMA adds from"},
+                                {"", "wgmma reads"}};
+// What takes cycles of a unit and touches no memory.
+bool is_work(Op op) { return op >= Op::mma; }
+bool is_engine(Op op) { return op >= Op::load && op <= Op::operands; }
+constexpr int nowhere = -2;  // instead of an array
 
 struct Array {
   std::string name;
@@ -48,7 +63,7 @@ std::vector<Array>& arrays() {
 
 struct Total {
   std::uint64_t times = 0, lanes = 0;  // accesses of a warp, and lanes that took part in them
-  std::uint64_t took = 0, least = 0;   // sectors or turns
+  std::uint64_t took = 0, least = 0;   // sectors, turns, or cycles
 };
 
 // An access in the code; several may stand in a line.
@@ -76,6 +91,7 @@ struct Reads {
 std::map<std::tuple<std::string, int, std::int64_t>, std::map<std::uint64_t, Reads>> reads;
 constexpr int computed = -1, unknown = -2;
 std::unordered_map<const char*, unsigned> writer;
+bool traced = true;  // only where all tensors are fp32: 16 bits are too few for a number of its own
 std::set<std::pair<int, std::int64_t>> fetched;  // rows of tensors
 std::uint64_t ways_phase = 0;                    // of what is being counted
 
@@ -83,7 +99,7 @@ std::uint64_t ways_phase = 0;                    // of what is being counted
 
 struct Access {
   Site* site;
-  unsigned lane, warp;
+  unsigned lane, warp, amount;
   int array;
   const char* address;
   int tensor;        // whose number it is: computed, or unknown if nobody asks
@@ -115,9 +131,10 @@ Cost sectors(const Access* a, const Access* end) {
 // Shared memory has 32 banks; word w lies in bank w % 32, and in a turn each bank gives one word,
 // to all lanes that want it. A turn returns at most 128 bytes: of accesses of 16 bytes it serves 8
 // lanes, of 8 bytes 16; twice as many if all lanes ask for the same as their neighbours (lane ^ 1),
-// or all for the same as lane ^ 2.
+// or all for the same as lane ^ 2. ldmatrix and stmatrix take their blocks, 8 lanes, one by one.
 Cost turns(const Access* first, const Access* end) {
   const unsigned bytes = first->site->bytes, words = std::max(bytes / 4, 1u);
+  const bool by_blocks = first->site->op == Op::ldmatrix || first->site->op == Op::stmatrix;
   std::array<const char*, lanes> address{};
   for (const Access* a = first; a != end; ++a) address[a->lane] = a->address;
   const auto same = [&](unsigned other) {
@@ -125,7 +142,8 @@ Cost turns(const Access* first, const Access* end) {
       if (address[l] && address[l ^ other] && address[l] != address[l ^ other]) return false;
     return true;
   };
-  const unsigned widest = std::min(lanes, 2 * lanes / words), narrow = lanes / words;
+  const unsigned narrow = lanes / words;
+  const unsigned widest = by_blocks ? narrow : std::min(lanes, 2 * narrow);
   const unsigned group = same(1) || same(2) ? widest : narrow;
   Cost cost{0, 0};
   std::vector<std::uintptr_t> all, wanted;
@@ -146,9 +164,30 @@ Cost turns(const Access* first, const Access* end) {
   return cost;
 }
 
+// What moves in one piece, and what a unit does: cycles of an SM.
+Cost whole(const Access* a, bool shared) {
+  constexpr unsigned sector = 32, turn = 128, flop = 4096, exponentials = 16;
+  const auto cycles = [&] {
+    switch (a->site->op) {
+      case Op::mma:
+        return 2 * 16 * 16 * a->amount / flop;
+      case Op::wgmma:
+        return 2 * 64 * 16 * a->amount / flop;
+      case Op::exponential:
+        return lanes / exponentials;
+      default:
+        return (a->amount + (shared ? turn : sector) - 1) / (shared ? turn : sector);
+    }
+  }();
+  return {cycles, cycles};
+}
+
 void serve(const Access* first, const Access* end) {
-  const bool shared = arrays()[std::size_t(first->array)].shared;
-  const Cost cost = shared ? turns(first, end) : sectors(first, end);
+  const Op op = first->site->op;
+  const bool shared = !is_work(op) && arrays()[std::size_t(first->array)].shared;
+  const Cost cost = is_work(op) || is_engine(op) ? whole(first, shared)
+                    : shared                     ? turns(first, end)
+                                                 : sectors(first, end);
   Total& total = first->site->totals[first->array];
   total.times += 1;
   total.lanes += std::uint64_t(end - first);
@@ -168,29 +207,34 @@ void serve(const Access* first, const Access* end) {
 // ---- the ways of the threads of a block, since its last __syncthreads ----
 
 struct Step {
-  unsigned waits;  // how often the thread has waited before
+  unsigned waits;   // how often the thread has met its warp before
+  unsigned access;  // its number, from 1; 0: a basic block begins
   std::uintptr_t code;
-  Access access;  // no site: a basic block begins
   auto place() const { return std::pair(waits, code); }
 };
-std::vector<Step> ways[max_threads];
+struct Way {
+  std::vector<Step> steps;
+  std::vector<Access> accesses;
+} ways[max_threads];
 
 // Lanes that part come together again as on a GPU: those whose next step stands first in the code
 // go on, and the others wait for them. So a lane that has left a loop waits behind it.
 void follow_warp(unsigned warp) {
   std::array<std::size_t, lanes> at{};
-  const std::vector<Step>* const way = &ways[warp * lanes];
+  const Way* const way = &ways[warp * lanes];
+  std::vector<Access> together;
   for (;;) {
     const Step* next = nullptr;
     for (unsigned l = 0; l < lanes; ++l)
-      if (at[l] < way[l].size() && (!next || way[l][at[l]].place() < next->place()))
-        next = &way[l][at[l]];
+      if (const auto& steps = way[l].steps;
+          at[l] < steps.size() && (!next || steps[at[l]].place() < next->place()))
+        next = &steps[at[l]];
     if (!next) return;
-    std::vector<Access> together;
+    together.clear();
     for (unsigned l = 0; l < lanes; ++l) {
-      if (at[l] == way[l].size() || way[l][at[l]].place() != next->place()) continue;
-      const Access& access = way[l][at[l]++].access;
-      if (access.site) together.push_back(access);
+      const auto& steps = way[l].steps;
+      if (at[l] == steps.size() || steps[at[l]].place() != next->place()) continue;
+      if (const unsigned n = steps[at[l]++].access) together.push_back(way[l].accesses[n - 1]);
     }
     if (!together.empty()) serve(together.data(), together.data() + together.size());
   }
@@ -198,11 +242,14 @@ void follow_warp(unsigned warp) {
 
 void follow_all() {
   for (unsigned w = 0; w < max_warps; ++w) follow_warp(w);
-  for (auto& way : ways) way.clear();
+  for (Way& way : ways) {
+    way.steps.clear();
+    way.accesses.clear();
+  }
 }
 
 // Where the thread that runs now can put its next step.
-std::vector<Step>& way_of(const emulator::Position& now) {
+Way& way_of(const emulator::Position& now) {
   if (now.phase != ways_phase) {
     follow_all();
     ways_phase = now.phase;
@@ -252,12 +299,12 @@ void note_origin(Access& a) {
   a.row = writer[a.address];
 }
 
-void note(const void* memory, unsigned bytes, Op op, void* caller) {
+void note(const void* memory, unsigned bytes, Op op, const void* caller) {
   const emulator::Position now = emulator::position();
   if (!now.kernel) return;
   const auto* address = static_cast<const char*>(memory);
-  const int array = array_of(address, now);
-  if (array < 0) return;
+  const int array = is_work(op) ? nowhere : array_of(address, now);
+  if (is_work(op) ? traced : array < 0) return;  // work: beside tensor cores
   const auto code = reinterpret_cast<std::uintptr_t>(caller);
   auto found = sites.find({code, op});
   if (found == sites.end()) {
@@ -269,14 +316,19 @@ void note(const void* memory, unsigned bytes, Op op, void* caller) {
                            std::to_string(blockDim.x * blockDim.y * blockDim.z)}});
   }
   auto& way = way_of(now);  // before what this thread does now
-  Access a{&found->second, now.thread % lanes, now.thread / lanes, array, address, unknown, 0};
-  note_origin(a);
-  way.push_back({now.waits, code, a});
+  Access a{
+      &found->second, now.thread % lanes, now.thread / lanes, bytes, array, address, unknown, 0};
+  if (traced) note_origin(a);
+  // A product is of four warps, and counts once.
+  if ((op == Op::wgmma || op == Op::operands) && now.thread % 128 >= lanes) return;
+  way.accesses.push_back(a);
+  way.steps.push_back({now.waits, unsigned(way.accesses.size()), code});
 }
 
 void note_block(void* caller) {
   const emulator::Position now = emulator::position();
-  if (now.kernel) way_of(now).push_back({now.waits, reinterpret_cast<std::uintptr_t>(caller), {}});
+  if (!now.kernel) return;
+  way_of(now).steps.push_back({now.waits, 0, reinterpret_cast<std::uintptr_t>(caller)});
 }
 
 // ---- from addresses to lines and names, by binutils ----
@@ -328,7 +380,9 @@ bool is_short_function(const Line& line) {
 }
 
 bool is_part_of_cuda(const Line& line) {
-  return line.file.rfind("common/core/", 0) == 0 || line.file.rfind("common/emulator/", 0) == 0;
+  for (const char* folder : {"common/core/", "common/emulator/", "06_optimized/ptx/"})
+    if (line.file.rfind(folder, 0) == 0) return true;
+  return false;
 }
 
 // The lines that led to each address: where it is, and from where that was called.
@@ -374,6 +428,8 @@ void name_shared_arrays() {
 
 // ---- the report ----
 
+bool in_shared(Op op, int array) { return !is_work(op) && arrays()[std::size_t(array)].shared; }
+
 struct Row {  // accesses of one kind from one line
   std::string kernel;
   Line line;
@@ -392,12 +448,19 @@ void add(Total& to, const Total& more) {
   to.least += more.least;
 }
 
+// The line of the kernel's file that called a function, or 0.
+int caller(const std::vector<Line>& lines) {
+  for (std::size_t n = 1; n < lines.size(); ++n)
+    if (lines[n].file == lines.back().file) return lines[n].number;
+  return 0;
+}
+
 std::map<Row, Total> all_rows() {
   const auto where = places();
   std::map<Row, Total> rows;
   for (const auto& [key, site] : sites) {
     const auto& lines = where.at(site.code);
-    const int via = lines.size() > 1 ? lines.back().number : 0;
+    const int via = caller(lines);
     for (const auto& [array, total] : site.totals)
       add(rows[{site.kernel, lines[0], via, site.op, array, site.bytes}], total);
   }
@@ -409,17 +472,22 @@ std::string text_of_via(int via, const std::string& before = "") {
 }
 
 void print_csv(const std::map<Row, Total>& rows) {
-  const char* const ops[] = {"read", "write", "add", "copy"};
+  const char* const ops[] = {"read",     "write", "add",        "copy",   "ldmatrix",
+                             "stmatrix", "load",  "store",      "reduce", "operands",
+                             "mma",      "wgmma", "exponential"};
   std::printf("kernel,file,line,via,op,memory,array,bytes,times,lanes,took,least\n");
   for (const auto& [kernel, launch] : launches)
     for (const auto& [row, t] : rows) {
       if (row.kernel != kernel) continue;
-      const Array& array = arrays()[std::size_t(row.array)];
+      const bool shared = in_shared(row.op, row.array);
       std::ostringstream line;
       line << '"' << kernel << "\"," << row.line.file << ',' << row.line.number << ','
            << text_of_via(row.via) << ',' << ops[std::size_t(row.op)] << ','
-           << (array.shared ? "shared" : "global") << ',' << array.name << ',' << row.bytes << ','
-           << t.times << ',' << t.lanes << ',' << t.took << ',' << t.least;
+           << (is_work(row.op) ? ""
+               : shared        ? "shared"
+                               : "global")
+           << ',' << (is_work(row.op) ? "" : arrays()[std::size_t(row.array)].name) << ','
+           << row.bytes << ',' << t.times << ',' << t.lanes << ',' << t.took << ',' << t.least;
       std::puts(line.str().c_str());
     }
 }
@@ -449,13 +517,30 @@ std::string right(const std::string& text, std::size_t width) {
 }
 
 // A line of the table: of sectors if the memory is global, of turns if it is shared.
-void print_costs(const std::string& what, bool shared, const Total& t) {
+void print_costs(const std::string& what, bool shared, const Total& t, bool cycles = false) {
   const auto mean = [&](std::uint64_t x, int digits) {
     return fixed(double(x) / double(t.times), digits);
   };
   print_line("      " + left(what, 44) + right(grouped(t.times), 10) + right(mean(t.lanes, 1), 7) +
-             std::string(shared ? 16 : 0, ' ') + right(mean(t.took, 2), 8) +
-             right(mean(t.least, 2), 7) + (t.took > t.least ? "  <-" : ""));
+             std::string(shared || cycles ? 16 : 0, ' ') + right(mean(t.took, 2), 8) +
+             (cycles ? " cycles" : right(mean(t.least, 2), 7)) + (t.took > t.least ? "  <-" : ""));
+}
+
+std::string text_of(const Row& row) {
+  switch (row.op) {
+    case Op::mma:
+      return "mma 16 x " + std::to_string(row.bytes) + " x 16";
+    case Op::wgmma:
+      return "wgmma 64 x " + std::to_string(row.bytes) + " x 16";
+    case Op::exponential:
+      return "2^x";
+    default:
+      const Array& array = arrays()[std::size_t(row.array)];
+      return verbs[std::size_t(row.op)][array.shared] + (" " + array.name) +
+             (row.bytes == 4 || row.op >= Op::ldmatrix
+                  ? ""
+                  : ", " + std::to_string(row.bytes) + " bytes");
+  }
 }
 
 void print_lines(const std::string& kernel, const std::map<Row, Total>& rows) {
@@ -463,6 +548,12 @@ void print_lines(const std::string& kernel, const std::map<Row, Total>& rows) {
   print_line(blanks + "  accesses  lanes        sectors           turns");
   print_line(blanks + "  of warps at work    took  least     took  least");
   Line before;
+  std::map<Row, int> calls;  // from how many lines
+  const auto anyhow = [](Row row) {
+    row.via = 0;
+    return row;
+  };
+  for (const auto& [row, total] : rows) ++calls[anyhow(row)];
   for (const auto& [row, total] : rows) {
     if (row.kernel != kernel) continue;
     if (row.line.file != before.file) print_line(row.line.file);
@@ -472,12 +563,9 @@ void print_lines(const std::string& kernel, const std::map<Row, Total>& rows) {
       print_line(right(std::to_string(row.line.number), 5) + " " + text.substr(begin));
     }
     before = row.line;
-    const Array& array = arrays()[std::size_t(row.array)];
-    const char* const into = row.op == Op::copy && array.shared ? " into " : " ";
-    const std::string what = verbs[std::size_t(row.op)] + (into + array.name) +
-                             (row.bytes == 4 ? "" : ", " + std::to_string(row.bytes) + " bytes") +
-                             text_of_via(row.via, ", called at ");
-    print_costs("  " + what, array.shared, total);
+    const bool says_who = calls[anyhow(row)] > 1;
+    print_costs("  " + text_of(row) + (says_who ? text_of_via(row.via, ", called at ") : ""),
+                in_shared(row.op, row.array), total, is_work(row.op));
   }
 }
 
@@ -486,20 +574,21 @@ void print_sums(const std::string& kernel, const std::map<Row, Total>& rows) {
   std::map<std::pair<Op, int>, Total> tensors;
   for (const auto& [row, total] : rows) {
     if (row.kernel != kernel) continue;
+    if (is_work(row.op)) continue;
     const bool shared = arrays()[std::size_t(row.array)].shared;
     add(sums[{shared, row.op}], total);
     if (!shared) add(tensors[{row.op, row.array}], total);
   }
   std::printf("all lines\n");
   for (const auto& [key, total] : sums)
-    print_costs(std::string("  ") + verbs[std::size_t(key.second)] +
+    print_costs(std::string("  ") + verbs[std::size_t(key.second)][key.first] +
                     (key.first ? " shared memory" : " global memory"),
                 key.first, total);
   std::printf("bytes between the kernel and global memory\n");
   for (const auto& [key, total] : tensors) {
     const Array& array = arrays()[std::size_t(key.second)];
     const double kib = double(total.took) * 32 / 1024;
-    std::printf("  %-8s %-4s%10s KiB, %s times its size\n", verbs[std::size_t(key.first)],
+    std::printf("  %-8s %-4s%10s KiB, %s times its size\n", verbs[std::size_t(key.first)][0],
                 array.name.c_str(), fixed(kib, 1).c_str(),
                 fixed(kib * 1024 / double(array.end - array.begin), 2).c_str());
   }
@@ -582,6 +671,33 @@ void print_map(const std::string& kernel, unsigned warps) {
   }
 }
 
+// ---- what a tile takes ----
+
+// Of each kernel, cycles of an SM: of tensor cores, of exponentials, and of shared memory by op.
+struct Units {
+  double products = 0, exponentials = 0;
+  std::map<Op, double> shared;
+};
+std::map<std::string, Units> of_a_tile;
+
+void print_tile(const std::string& kernel) {
+  const auto found = of_a_tile.find(kernel);
+  if (found == of_a_tile.end()) return;
+  const Units& units = found->second;
+  const auto print = [](const std::string& what, double cycles) {
+    if (cycles > 0.005) print_line("  " + left(what, 27) + right(fixed(cycles, 1), 10));
+  };
+  double shared = 0;
+  for (const auto& [op, cycles] : units.shared) shared += cycles;
+  if (units.products + units.exponentials + shared < 0.005) return;
+  print_line("cycles of an SM for 128 queries and 128 keys more");
+  print("tensor cores", units.products);
+  print("exponentials", units.exponentials);
+  print("shared memory", shared);
+  for (const auto& [op, cycles] : units.shared)
+    print(std::string("  ") + verbs[std::size_t(op)][1], cycles);
+}
+
 // The same for the picture: a column for each phase.
 KernelMap map_of(const std::string& kernel, const std::string& title, unsigned warps) {
   constexpr std::int64_t most_bands = 64;
@@ -621,15 +737,39 @@ KernelMap map_of(const std::string& kernel, const std::string& title, unsigned w
 
 }  // namespace
 
-void tensor(const char* name, const float* data, std::int64_t rows, std::int64_t cols,
-            std::uint32_t first) {
-  const char* const begin = reinterpret_cast<const char*>(data);
-  arrays().push_back({name, false, begin, begin + rows * cols * 4, rows, cols, first});
+void tensor(const char* name, const void* data, std::size_t bytes, std::int64_t rows,
+            std::int64_t cols, std::uint32_t first) {
+  const char* const begin = static_cast<const char*>(data);
+  const auto size = std::int64_t(bytes);
+  traced &= size == 4 * rows * cols;
+  arrays().push_back({name, false, begin, begin + size, rows, cols, first});
 }
 
 void begin(const char* path) {
   program = path;
   name_shared_arrays();
+}
+
+void add_to_tile(double times) {
+  follow_all();
+  for (auto& [key, site] : sites) {
+    Units& units = of_a_tile[site.kernel];
+    for (const auto& [array, total] : site.totals) {
+      const double cycles = times * double(total.took);
+      if (site.op == Op::exponential)
+        units.exponentials += cycles;
+      else if (is_work(site.op))
+        units.products += cycles;
+      else if (in_shared(site.op, array))
+        units.shared[site.op] += cycles;
+    }
+    site.totals.clear();
+  }
+  arrays().erase(
+      std::find_if(arrays().begin(), arrays().end(), [](const Array& a) { return !a.shared; }),
+      arrays().end());
+  launches.clear();
+  sites.clear();
 }
 
 void report(const std::string& problem, bool csv, const std::string& picture) {
@@ -648,6 +788,7 @@ void report(const std::string& problem, bool csv, const std::string& picture) {
                 launch.threads.c_str());
     print_lines(kernel, all);
     print_sums(kernel, all);
+    print_tile(kernel);
     print_map(kernel, warps);
     std::printf("\n");
   }
@@ -678,11 +819,34 @@ float4& float4::operator=(const float4& from) {
   std::memcpy(this, &from, 16);
   return *this;
 }
+// A thread that asks for what it has just got keeps it, as compilers see to where they know what is
+// read. Here they do not.
+void fa::emulator::move(void* to, const void* from, unsigned bytes) {
+  static struct {
+    const void* from;
+    std::uint64_t phase;
+    unsigned waits;
+  } last[fa::xray::max_threads];
+  const Position now = position();
+  auto& l = last[now.thread];
+  if (l.from != from || l.phase != now.phase || l.waits != now.waits)
+    note(from, bytes, Op::read, __builtin_return_address(0));
+  l = {from, now.phase, now.waits};
+  note(to, bytes, Op::write, __builtin_return_address(0));
+  std::memcpy(to, from, bytes);
+}
+void fa::emulator::count(Op op, const void* of, unsigned amount, Place at) {
+  note(of, amount, op, at);
+}
 void fa::emulator::copy_later(void* to, const void* from, int bytes, int size) {
   if (bytes > 0) note(from, unsigned(bytes), Op::copy, __builtin_return_address(0));
   note(to, unsigned(size), Op::copy, __builtin_return_address(0));
   std::memset(to, 0xff, std::size_t(size));
   copies().under_way.push_back({static_cast<char*>(to), from, bytes, size, copies().group});
+}
+float __expf(float x) noexcept {
+  note(nullptr, 1, Op::exponential, __builtin_return_address(0));
+  return std::exp(x);
 }
 float atomicAdd(float* address, float value) {
   note(address, 4, Op::add, __builtin_return_address(0));
@@ -710,4 +874,8 @@ void __tsan_write_range(void*, unsigned long) {}
 void __tsan_vptr_update(void**, void*) {}
 void __tsan_vptr_read(void**) {}
 unsigned char __tsan_atomic8_load(const volatile unsigned char* at, int) { return *at; }
+int __tsan_atomic32_fetch_add(volatile int* at, int x, int) {
+  note(const_cast<int*>(at), 4, Op::add, __builtin_return_address(0));
+  return std::exchange(*at, *at + x);
+}
 }

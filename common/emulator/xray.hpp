@@ -20,14 +20,18 @@ namespace fa::xray {
 #ifdef FA_EMULATED
 // Before the first launch. `program`: its path, for the names and lines in it.
 void begin(const char* program);
-// A tensor in device memory, rows of `cols` floats without gaps, the numbers from `first` on.
-void tensor(const char* name, const float* data, std::int64_t rows, std::int64_t cols,
-            std::uint32_t first);
+// A tensor in device memory, rows of `cols` numbers without gaps, the numbers from `first` on.
+void tensor(const char* name, const void* data, std::size_t bytes, std::int64_t rows,
+            std::int64_t cols, std::uint32_t first);
+// What was counted since the last time is not shown, and counts so many times for a tile of 128
+// queries and 128 keys.
+void add_to_tile(double times);
 // `picture`: an SVG file to write, or empty.
 void report(const std::string& problem, bool csv, const std::string& picture);
 #else
 inline void begin(const char*) {}
-inline void tensor(const char*, const float*, std::int64_t, std::int64_t, std::uint32_t) {}
+inline void tensor(const char*, const void*, std::size_t, std::int64_t, std::int64_t,
+                   std::uint32_t) {}
 inline void report(const std::string&, bool, const std::string&) {}
 #endif
 
@@ -49,30 +53,46 @@ inline std::uint32_t which(float x) {
   return k ^ k >> 12;
 }
 
-// A tensor of numbers that nothing else holds.
-class Tensor {
+// A tensor of numbers that nothing else holds, if they are fp32.
+inline std::uint32_t next = 1;  // number 0 is 1, which a weight may be
+template <class T>
+class TensorOf {
  public:
-  Tensor(const char* name, std::int64_t rows, std::int64_t cols)
-      : memory_(std::size_t(rows * cols) * sizeof(float)) {
-    static std::uint32_t next = 1;  // number 0 is 1, which a weight may be
-    tensor(name, data(), rows, cols, next);
-    std::vector<float> numbers(std::size_t(rows * cols));
-    for (float& x : numbers) x = number(next++);
+  TensorOf(const char* name, std::int64_t rows, std::int64_t cols)
+      : memory_(std::size_t(rows * cols) * sizeof(T)) {
+    tensor(name, data(), memory_.bytes(), rows, cols, next);
+    std::vector<T> numbers;
+    for (std::int64_t n = 0; n < rows * cols; ++n) numbers.emplace_back(number(next++));
     FA_CUDA_CHECK(cudaMemcpy(data(), numbers.data(), memory_.bytes(), cudaMemcpyHostToDevice));
   }
-  float* data() const { return memory_.as<float>(); }
+  T* data() const { return memory_.template as<T>(); }
 
  private:
   DeviceMemory memory_;
 };
+using Tensor = TensorOf<float>;
+
+// What 128 queries and 128 keys more cost, without what a block does once: f(Nq, Nk) launches; all
+// four sizes are whole tiles if `whole` is a multiple of them.
+template <class F>
+void measure_tile([[maybe_unused]] std::int64_t whole, [[maybe_unused]] F f) {
+#ifdef FA_EMULATED
+  const double share = 128. * 128 / double(whole * whole);
+  for (const std::int64_t queries : {1, 2})
+    for (const std::int64_t keys : {1, 2}) {
+      f(queries * whole, keys * whole);
+      add_to_tile(queries == keys ? share : -share);
+    }
+#endif
+}
 
 // What is to be looked at: --n N --d D --causal --csv --svg FILE. Bad arguments end the program.
 struct Arguments {
-  std::int64_t N = 256, d = 64;
+  std::int64_t N = 256, d;
   bool causal = false, csv = false;
   std::string svg;
 
-  Arguments(int argc, char** argv) {
+  Arguments(int argc, char** argv, std::int64_t usual_d, long most_d) : d(usual_d) {
     for (int i = 1; i < argc; ++i) {
       const std::string word = argv[i];
       if (word == "--causal")
@@ -84,7 +104,7 @@ struct Arguments {
       else if (word == "--n")
         N = value(argv[++i], "--n", 4096);
       else if (word == "--d")
-        d = value(argv[++i], "--d", 128);
+        d = value(argv[++i], "--d", most_d);
       else
         refuse("no option '" + word + "'; there are --n N, --d D, --causal, --csv and --svg FILE");
     }
@@ -101,6 +121,11 @@ struct Arguments {
            (causal ? ", causal" : ", no mask");
   }
 
+  [[noreturn]] static void refuse(const std::string& why) {
+    std::fprintf(stderr, "xray: %s\n", why.c_str());
+    std::exit(2);
+  }
+
  private:
   static std::int64_t value(const char* text, const std::string& name, long most) {
     char* end = nullptr;
@@ -110,16 +135,12 @@ struct Arguments {
              (text ? ", got '" + std::string(text) + "'" : ""));
     return x;
   }
-  [[noreturn]] static void refuse(const std::string& why) {
-    std::fprintf(stderr, "xray: %s\n", why.c_str());
-    std::exit(2);
-  }
 };
 
 // The body of main(): f(arguments) launches, then comes the report.
 template <class F>
-int run(int argc, char** argv, F f) {
-  const Arguments arguments(argc, argv);
+int run(int argc, char** argv, F f, std::int64_t usual_d = 64, long most_d = 128) {
+  const Arguments arguments(argc, argv, usual_d, most_d);
   try {
     begin(argv[0]);
     f(arguments);

@@ -337,7 +337,7 @@ def taken(id_: str, *words: str) -> Counter[str]:
 
 def wasteful(wish: Wish, mine: list[Copy]) -> Iterator[str]:
     """A line for each kernel that takes a tenth more of a memory than the lesson's: no test can fail for that."""
-    if not (wish.stage / "check/xray.cpp").exists():
+    if wish.id not in ("04", "05"):  # a kernel of 06 takes longer to compile than a verdict may
         return
     for copy in mine:
         for kernel in re.findall(r"^void launch_(\w+)\(", "\n".join(copy.lesson.lines), re.M):

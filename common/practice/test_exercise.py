@@ -299,7 +299,8 @@ class Waste(unittest.TestCase):
             with self.subTest(yours), mock.patch.object(
                     practice, "taken", lambda _, *words: counts.get(words[0], Counter({"shared": 100, "global": 7}))):
                 self.assertEqual(list(wasteful(Wish(stage, False, ""), copies)), lines)
-        self.assertEqual(list(wasteful(Wish(practice.ROOT / "02_online_softmax", False, ""), copies)), [])
+        for other in ("02_online_softmax", "06_optimized"):
+            self.assertEqual(list(wasteful(Wish(practice.ROOT / other, False, ""), copies)), [])
 
 
 class Terminal(io.StringIO):

@@ -33,7 +33,17 @@ def table(text: str) -> list[dict[str, str]]:
 
 def learn(root: Path, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([root / "learn", "xray", *words], capture_output=True, text=True, check=False,
-                          stdin=subprocess.DEVNULL, timeout=100)
+                          stdin=subprocess.DEVNULL, timeout=200)
+
+
+def tile(*words: str) -> Counter[str]:
+    """What 128 queries and 128 keys more cost an SM, of all kernels of a launch together."""
+    done = learn(ROOT, "06", *words)
+    total: Counter[str] = Counter()
+    for part in done.stdout.split("\ncycles of an SM for 128 queries and 128 keys more\n")[1:]:
+        for name, cycles in re.findall(r"^ +(\S.*?) +(\d+\.\d)$", part.split("\n\n")[0], re.M):
+            total[name] += float(cycles)
+    return total
 
 
 def counts(rows: list[dict[str, str]]) -> Counter[str]:
@@ -141,6 +151,84 @@ class Counts(unittest.TestCase):
         self.assertEqual((ROOT / "docs/pictures/xray_tiled.svg").read_text(encoding="utf-8"), drawn)
 
 
+def cells(page: str, first: str) -> list[str]:
+    """The numbers of the first row of a page's tables that begins with this cell."""
+    [row, *_] = (line for line in (ROOT / page).read_text(encoding="utf-8").splitlines() if line.startswith(f"| {first}"))
+    return [cell.strip(" *") for cell in row.split("|")[2:-1]]
+
+
+class TensorCores(unittest.TestCase):
+    """Stage 06: what its kernels ask of an SM is what the tables of its pages say."""
+
+    def test_a_tile_of_the_forward(self) -> None:
+        said = dict(zip(("tensor cores", "exponentials", "shared memory"), map(float, cells("06_optimized/README.md", "128 |"))))
+        # For the factor of a row, which its four lanes each compute.
+        said["exponentials"] += 128 * 4 / 16
+        asked = tile("hopper")
+        self.assertEqual({name: asked[name] for name in said}, said)
+        # As the page says: 192 rows share K and V; and Q is read again every 80 keys.
+        self.assertEqual(tile("hopper", "--d", "64")["shared memory"], 810.7)
+        self.assertEqual(tile("hopper", "--d", "256")["shared memory"], 3891.2)
+        page = (ROOT / "06_optimized/README.md").read_text(encoding="utf-8")
+        self.assertRegex(page, "2048, 1056 and 1792.* 811 at d = 64.* 3891 at d = 256")
+
+    def test_a_step_of_the_backward(self) -> None:
+        page = "06_optimized/backward/README.md"
+        for column, (d, step) in enumerate(((64, 1.0), (128, 0.5))):  # of 128 x 128
+            said = {name: float(cells(page, name)[column].replace("–", "0")) for name in (
+                "**tensor cores**", "**exponentials**", "– operands of S and dP", "– dO and Q for dV and dK", "– dS and K for dQ",
+                "– Q and dO arrive", "– dS is written", "– dQ, fp32", "– L and D are read", "**shared memory**")}
+            self.assertEqual(said["**shared memory**"], sum(x for name, x in said.items() if name.startswith("–")))
+            asked = {name: step * cycles for name, cycles in tile("backward_hopper", "--d", str(d)).items()}
+            queries = 128 * step
+            self.assertEqual(asked["tensor cores"], said["**tensor cores**"])
+            self.assertEqual(asked["exponentials"], said["**exponentials**"])
+            self.assertEqual(asked["wgmma reads"], sum(said[f"– {what}"] for what in (
+                "operands of S and dP", "dO and Q for dV and dK", "dS and K for dQ")))
+            self.assertEqual(asked["TMA loads into"], said["– Q and dO arrive"] + 2 * queries * 4 / 128)  # and L and D
+            self.assertEqual(asked["stmatrix writes"], said["– dS is written"])
+            self.assertEqual(asked.get("writes", 0) + asked.get("TMA adds from", 0), said["– dQ, fp32"])
+            self.assertEqual(asked["reads"], said["– L and D are read"])
+        [_, said_of_fused, _] = cells("06_optimized/backward/4_fused.md", "here")
+        self.assertEqual(tile("backward_fused")["shared memory"] / 2, float(said_of_fused) + 2 * 64 * 4 / 128)
+
+    def test_conflicts_of_the_first_backward(self) -> None:
+        [_, _, said] = cells("06_optimized/backward/1_mma.md", "all seven")
+        self.assertEqual(tile("backward_mma")["reads"] / 4, float(said.strip("*").replace(",", "")))
+
+    def test_a_swizzle_of_too_few_bits_is_seen_by_the_line(self) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            root = Path(folder)
+            for name in ("common/core", "common/emulator", "06_optimized"):
+                shutil.copytree(ROOT / name, root / name, ignore=shutil.ignore_patterns("mine", "hunt", "results", "pictures"))
+            shutil.copy2(ROOT / "learn", root / "learn")
+            (root / "build/xray").mkdir(parents=True)
+            learn(ROOT, "06", "swizzle", "--csv")
+            shutil.copy2(ROOT / LOOKS, root / LOOKS)
+            layout = root / "06_optimized/ptx/fragments.hpp"
+            text = layout.read_text(encoding="utf-8")
+            self.assertEqual(text.count("row & 7"), 1)
+            layout.write_text(text.replace("row & 7", "row & 3"), encoding="utf-8")
+            for where, turns in ((ROOT, 4), (root, 8)):
+                rows = [row for row in table(learn(where, "06", "forward/3_swizzle", "--csv").stdout) if row["op"] == "ldmatrix"]
+                self.assertEqual(len(rows), 3)
+                for row in rows:
+                    self.assertEqual(int(row["took"]), turns * int(row["times"]))
+                    self.assertEqual(int(row["lanes"]), 32 * int(row["times"]))
+
+    def test_a_name_is_a_launch_before_it_is_a_file(self) -> None:
+        """05's dkv.cu launches atomic, too."""
+        self.assertEqual({row["kernel"] for row in table(learn(ROOT, "05", "dkv", "--csv").stdout)}, {"dkv"})
+
+    def test_what_it_cannot_show_is_refused_in_a_line(self) -> None:
+        for words, said in ((("ring", "--d", "64"), "xray: this kernel takes --d 128, got 64"),
+                            (("swizzle", "--d", "32"), "xray: this kernel takes --d 64 or 128, got 32"),
+                            (("backward_hopper", "--d", "256"), "xray: this kernel takes --d up to 128 here, got 256"),
+                            (("hopper", "--d", "257"), "xray: --d is a number from 1 to 256, got '257'")):
+            done = learn(ROOT, "06", *words)
+            self.assertEqual((done.returncode, done.stderr.splitlines()[-1]), (2, said))
+
+
 class Ncu(unittest.TestCase):
     OURS = """kernel,file,line,via,op,memory,array,bytes,times,lanes,took,least
 "one",a.cu,1,,read,global,Q,4,10,320,40,40
@@ -171,11 +259,23 @@ class Ncu(unittest.TestCase):
         self.assertFalse(self.compared(40)[1])
 
     def test_copies_are_loads_from_global_memory_and_no_stores_to_shared(self) -> None:
-        rows = 'kernel,op,memory,times,took\n"k",read,global,1,4\n"k",copy,global,2,8\n"k",copy,shared,2,2\n'
+        rows = ('kernel,op,memory,times,took\n"k",read,global,1,4\n"k",copy,global,2,8\n"k",copy,shared,2,2\n'
+                '"k",ldmatrix,shared,3,12\n"k",operands,shared,1,48\n"k",mma,,1,1\n')
         [(_, sums)] = xray_ncu.xray(rows.splitlines())
         self.assertEqual({name: count for name, count in sums.items() if count},
                          {"l1tex__t_requests_pipe_lsu_mem_global_op_ld.sum": 3,
-                          "l1tex__t_sectors_pipe_lsu_mem_global_op_ld.sum": 12})
+                          "l1tex__t_sectors_pipe_lsu_mem_global_op_ld.sum": 12,
+                          "smsp__inst_executed_op_shared_ld.sum": 3,
+                          "l1tex__data_pipe_lsu_wavefronts_mem_shared_op_ld.sum": 12})
+
+    def test_a_kernel_is_found_where_it_is_launched(self) -> None:
+        for number, kernel, file in (("04", "tiled", "04_cuda_forward/tiled.cu"),
+                                     ("06", "lock", "06_optimized/forward/8_pingpong.cu"),
+                                     ("06", "backward_hopper", "06_optimized/backward/9_hopper.cu")):
+            [stage] = ROOT.glob(f"{number}_*")
+            self.assertEqual(xray_ncu.file_of(stage, kernel), Path(file))
+        with self.assertRaisesRegex(xray_ncu.Bad, "no kernel 'nothing' in 06_optimized"):
+            xray_ncu.file_of(stage, "nothing")
 
     def test_other_files_are_refused(self) -> None:
         for ours, said in (("a,b\n1,2\n", "not a table"), ("", "has 0 kernels")):

@@ -171,6 +171,7 @@ Numbered& arrives(int number_, int threads, Place at) {
 }  // namespace
 
 void sync(int number_, int threads) {
+  meet();
   Numbered& n = arrives(number_, threads, FA_HERE);
   const unsigned round = n.arrived == 0 ? n.rounds - 1 : n.rounds;
   wait_until([&] { return n.rounds != round; },

@@ -39,6 +39,16 @@ void each_chunk(const CUtensorMap& m, unsigned at, int x, int i, int h, int b, c
     }
 }
 
+// For the x-ray: a box moves all its bytes in shared memory, and of the tensor those inside.
+template <class Copy>
+void count_box(Op op, const Copy& c, const void* shared) {
+  if (!counted) return;
+  std::size_t inside = 0;
+  each_chunk(c.map, 0, c.x, c.i, c.h, c.b, [&](unsigned, char*, std::size_t n) { inside += n; });
+  count(op, c.map.data, unsigned(inside), c.at);
+  count(op, shared, c.bytes, c.at);
+}
+
 // Shared memory that an instruction names, and that it may.
 unsigned place_of(const void* p, int bytes, unsigned aligned, const char* who, Place at) {
   const unsigned offset = shared_offset(p, who, at);
@@ -193,6 +203,7 @@ void tma_load(void* to, const CUtensorMap& map, Barrier* full, int x, int i, int
     each_chunk(map, load->to, x, i, h, b, [&](unsigned, const char* eight, std::size_t inside) {
       touches_device(eight, inside, Touch::reads, load->at);
     });
+  count_box(Op::load, *load, to);
   begin(std::move(load), full, "the copy");
 }
 void bulk_load(void* to, const void* from, int bytes, Barrier* full) {
@@ -203,6 +214,8 @@ void bulk_load(void* to, const void* from, int bytes, Barrier* full) {
   load->to = place_of(to, bytes, 16, "the copy", load->at);
   load->from = static_cast<const char*>(from);
   touches_device(from, load->bytes, Touch::reads, load->at);
+  count(Op::load, from, load->bytes, load->at);
+  count(Op::load, to, load->bytes, load->at);
   begin(std::move(load), full, "the copy");
 }
 
@@ -220,6 +233,7 @@ void tma_store(const CUtensorMap& map, const void* from, int x, int i, int h, in
   each_chunk(map, store->from, x, i, h, b, [&](unsigned, const char* eight, std::size_t inside) {
     touches_device(eight, inside, Touch::writes, store->at);
   });
+  count_box(Op::store, *store, from);
   begin(std::move(store));
 }
 void bulk_add(float* to, const float* from, int bytes) {
@@ -230,6 +244,8 @@ void bulk_add(float* to, const float* from, int bytes) {
   store->from = place_of(from, bytes, 16, "the addition", store->at);
   store->to = to;
   touches_device(to, store->bytes, Touch::adds, store->at);
+  count(Op::reduce, from, store->bytes, store->at);
+  count(Op::reduce, to, store->bytes, store->at);
   begin(std::move(store));
 }
 

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <deque>
 #include <list>
 #include <memory>
@@ -54,6 +55,8 @@ struct Mma {
 void mma(float* C, const std::uint32_t* A, std::uint32_t B0, std::uint32_t B1, Type type) {
   const std::array<std::uint32_t, 2> B = {B0, B1};
   const Mma mine = {C, A, B.data(), type};
+  meet();
+  count(Op::mma, nullptr, 8, FA_HERE);
   together(
       [](unsigned first) {
         const auto of_lane = [&](int lane) -> const Mma& {
@@ -120,6 +123,8 @@ unsigned row_of_block(const void* row, const char* who, Place at) {
 }  // namespace
 void load_blocks(std::uint32_t* to, const void* row, bool transposed) {
   thread_reads(row_of_block(row, "ldmatrix", FA_HERE), 16, FA_HERE);
+  meet();
+  count(Op::ldmatrix, row, 16, FA_HERE);
   const Blocks mine = {const_cast<void*>(row), to, transposed};
   together(
       [](unsigned first) {
@@ -131,6 +136,8 @@ void load_blocks(std::uint32_t* to, const void* row, bool transposed) {
 }
 void store_blocks(void* row, const std::uint32_t* from, bool transposed) {
   thread_writes(row_of_block(row, "stmatrix", FA_HERE), 16, FA_HERE, true);
+  meet();
+  count(Op::stmatrix, row, 16, FA_HERE);
   const Blocks mine = {row, const_cast<std::uint32_t*>(from), transposed};
   together(
       [](unsigned first) {
@@ -140,6 +147,11 @@ void store_blocks(void* row, const std::uint32_t* from, bool transposed) {
         warp_has_written(first);
       },
       &mine, FA_HERE);
+}
+
+float ex2(float x) {
+  count(Op::exponential, nullptr, 1, FA_HERE);
+  return std::exp2(x);
 }
 
 // ---- a warpgroup multiplies 64 x 16 by 16 x N: wgmma.mma_async ----
@@ -415,6 +427,10 @@ void issue(const Product& p) {
     finding("the lanes of a warp ask for different products at " + text_of(FA_HERE) +
             " (PTX, wgmma.mma_async: .sync.aligned)");
   ++asked.lanes;
+  const unsigned N = 2 * unsigned(p.n);  // 64 x 16 of A and 16 x N of B are read
+  meet();
+  count(Op::operands, generic_memory(), 32 * (N + (p.A ? 0 : 64)), FA_HERE);
+  count(Op::wgmma, nullptr, N, FA_HERE);
   Sums& sums = *asked.sums;
   if (!sums.registers[lane]) {  // C is the tensor cores' from here on
     need_fenced(p.C, std::size_t(p.n) * 4, FA_HERE);
@@ -473,6 +489,7 @@ void return_A(std::vector<LentA>& lent, long until) {
 }
 }  // namespace
 void wait_for_products(int newest) {
+  meet();
   Warp& warp = warp_of_thread();
   const unsigned lane = thread() % 32;
   const long until = warp.committed[lane] - newest;

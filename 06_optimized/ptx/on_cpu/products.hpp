@@ -1,7 +1,6 @@
 // ptx/mma.cuh and ptx/wgmma.cuh on the CPU: tensor cores, and the instructions that move blocks of
 // 8 x 8 for them; products.cpp says what they do.
 #pragma once
-#include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <limits>
@@ -40,7 +39,7 @@ __device__ inline void stmatrix(void* row, const std::uint32_t (&fragment)[4]) {
 __device__ inline void stmatrix_transposed(void* row, const std::uint32_t (&fragment)[4]) {
   store_blocks(row, fragment, true);
 }
-inline float ex2(float x) { return std::exp2(x); }
+float ex2(float x);
 
 // ---- a warpgroup: wgmma ----
 

@@ -1,0 +1,30 @@
+// Part of check/xray.cpp: what a file's launches want of other files, and nobody looks at. Linked
+// behind it, so that what that file has itself is taken from there.
+#include "06_optimized/backward.hpp"
+#include "06_optimized/optimized.hpp"
+
+namespace fa::optimized {
+
+namespace two_kernels {
+template <class T>  // for d > 128
+void launch_wide_dkv(const Problem&, const Backward<T>&, float, const Passed&, cudaStream_t) {}
+}  // namespace two_kernels
+template <class T>  // for a problem without keys
+void launch_swizzle(const Problem&, const Forward<T>&, float, cudaStream_t) {}
+// Before the backward and after it: LSE2 and D are there already, and nobody wants dQ.
+template <class T>
+void launch_before(const Problem&, const Backward<T>&, const Passed&, cudaStream_t) {}
+template <class T>
+void launch_after(const Problem&, const Backward<T>&, float, const Passed&, cudaStream_t) {}
+
+template void launch_swizzle(const Problem&, const Forward<__nv_bfloat16>&, float, cudaStream_t);
+#define FA_NOBODY_LOOKS_AT(T)                                                                   \
+  template void launch_before(const Problem&, const Backward<T>&, const Passed&, cudaStream_t); \
+  template void launch_after(const Problem&, const Backward<T>&, float, const Passed&,          \
+                             cudaStream_t);                                                     \
+  template void two_kernels::launch_wide_dkv(const Problem&, const Backward<T>&, float,         \
+                                             const Passed&, cudaStream_t);
+FA_NOBODY_LOOKS_AT(__half)
+FA_NOBODY_LOOKS_AT(__nv_bfloat16)
+
+}  // namespace fa::optimized
