@@ -33,6 +33,12 @@ alignas(128) std::array<__half, 64 * 64> device_memory;  // zeros before each la
 alignas(16) std::array<float, 64 * 64> sums_memory;
 float result;  // that compilers must believe in
 
+__half* halves() {  // memory of the device
+  static const DeviceMemory memory(64 * 64 * sizeof(__half));
+  return memory.as<__half>();
+}
+float* floats() { return reinterpret_cast<float*>(halves()); }
+
 struct Shared {
   alignas(1024) __half a[64 * 64];
   alignas(1024) __half b[64 * 64];
@@ -42,16 +48,25 @@ struct Shared {
 
 using Kernel = void (*)();
 // What a launch is told: the finding, from behind the kernel's name and its block on, or nothing.
-std::string told(Kernel kernel, int threads, Schedule times) {
+// If there is a kernel before it, it is launched early.
+std::string told(Kernel kernel, int threads, Schedule times, Kernel before = nullptr) {
   const emulator::WithSchedule for_now(times);
   device_memory.fill(__half(0.0f));
   sums_memory.fill(0);
+  floats()[2] = 0;
   allow_shared_memory(kernel, sizeof(Shared));
+  if (before) allow_shared_memory(before, sizeof(Shared));
   try {
-    FA_LAUNCH(kernel, 1, unsigned(threads), sizeof(Shared), nullptr);
+    if (before) {
+      FA_LAUNCH(before, 1, unsigned(threads), sizeof(Shared), nullptr);
+      FA_LAUNCH_EARLY(kernel, 1, unsigned(threads), sizeof(Shared), nullptr);
+    } else {
+      FA_LAUNCH(kernel, 1, unsigned(threads), sizeof(Shared), nullptr);
+    }
   } catch (const std::logic_error& e) {
-    const std::string text = e.what();
-    return text.substr(text.find("block 0") + 7);
+    const std::string text = e.what(), where = "block 0";
+    const std::size_t at = text.find(where);
+    return at == std::string::npos ? text : text.substr(at + where.size());
   }
   return {};
 }
@@ -89,9 +104,10 @@ enum Times { late, always };  // when a broken rule must be told: if things come
 constexpr unsigned seeds = 20;
 
 // If not `always`, the broken rule may seem kept when things come early, or with most of the seeds.
-void test_rule(Kernel breaks, Kernel keeps, int threads, Times times, const std::string& sentence) {
+void test_rule(Kernel breaks, Kernel keeps, int threads, Times times, const std::string& sentence,
+               Kernel before = nullptr) {
   const auto is_told = [&](Schedule s, const std::string& when) {
-    const std::string text = told(breaks, threads, s);
+    const std::string text = told(breaks, threads, s, before);
     const bool found = tells(text, sentence);
     EXPECT_TRUE(found || (times == late && s.timing != Timing::late && text.empty()))
         << when << ", told: \"" << text << "\"\nwanted: \"" << with_places(sentence) << '"';
@@ -104,10 +120,10 @@ void test_rule(Kernel breaks, Kernel keeps, int threads, Times times, const std:
     found += is_told({Timing::random, seed}, "seed " + std::to_string(seed));
   EXPECT_GT(found, 0u) << "no seed finds it";
 
-  EXPECT_EQ(told(keeps, threads, {Timing::late, 0}), "") << "late";
-  EXPECT_EQ(told(keeps, threads, {Timing::early, 0}), "") << "early";
+  EXPECT_EQ(told(keeps, threads, {Timing::late, 0}, before), "") << "late";
+  EXPECT_EQ(told(keeps, threads, {Timing::early, 0}, before), "") << "early";
   for (unsigned seed = 1; seed <= seeds; ++seed)
-    EXPECT_EQ(told(keeps, threads, {Timing::random, seed}), "") << "seed " << seed;
+    EXPECT_EQ(told(keeps, threads, {Timing::random, seed}, before), "") << "seed " << seed;
 }
 // Of a kernel<breaks>, of so many threads.
 #define RULE(name, kernel, threads, times, sentence) \
@@ -995,6 +1011,128 @@ TEST(Rules, ACopyOf16BytesIsAligned) {
   const Schedule times{Timing::late, 0};
   EXPECT_THROW(told(cp_async_to_an_odd_place<true>, 16, times), CudaError);
   EXPECT_EQ(told(cp_async_to_an_odd_place<false>, 16, times), "");
+}
+
+// ---- kernels that overlap ----
+
+__device__ CUtensorMap map_of_halves() {
+  CUtensorMap map = map_of(64);
+  map.data = reinterpret_cast<char*>(halves());
+  return map;
+}
+// Of a kernel<breaks> launched early behind `before`.
+#define RULE_BEHIND(before, name, kernel, does)                             \
+  TEST(Rules, name) {                                                       \
+    test_rule(kernel<true>, kernel<false>, 64, always,                      \
+              ": thread * " does                                            \
+              ": that one may run still, and no previous_kernel_is_done() " \
+              "comes before (PTX, griddepcontrol)",                         \
+              before);                                                      \
+  }
+
+__global__ void writes_and_lets_start() {
+  if (threadIdx.x == 0) FIRST(floats()[2] = 1);
+  next_kernel_may_start();
+}
+template <bool breaks>
+__global__ void reads_what_was_written() {
+  if (!breaks) previous_kernel_is_done();
+  result = SECOND(floats()[2]);
+  previous_kernel_is_done();
+}
+RULE_BEHIND(writes_and_lets_start, TheNextKernelWaitsBeforeItReads, reads_what_was_written,
+            "reads device memory at {2} that the kernel before writes at {1}")
+
+// One thread has waited; a barrier tells the others.
+template <bool breaks>
+__global__ void reads_while_another_waits() {
+  if (threadIdx.x == 0) previous_kernel_is_done();
+  if (!breaks) __syncthreads();
+  if (threadIdx.x == 32) result = SECOND(floats()[2]);
+}
+RULE_BEHIND(writes_and_lets_start, OneThreadWaitsAndABarrierTellsTheOthers,
+            reads_while_another_waits,
+            "reads device memory at {2} that the kernel before writes at {1}")
+
+template <bool breaks>
+__global__ void loads_what_was_written() {
+  auto& s = begin();
+  if (threadIdx.x == 0) {
+    if (!breaks) previous_kernel_is_done();
+    arrive_expecting(&s.full, sizeof s.a);
+    SECOND(tma_load(s.a, map_of_halves(), &s.full, 0, 0, 0, 0));
+    wait(&s.full, 0);
+    previous_kernel_is_done();
+  }
+}
+RULE_BEHIND(writes_and_lets_start, TheNextKernelWaitsBeforeItLoads, loads_what_was_written,
+            "reads device memory at {2} that the kernel before writes at {1}")
+
+__global__ void stores_and_lets_start() {
+  auto& s = begin();
+  next_kernel_may_start();
+  if (threadIdx.x == 0) {
+    FIRST(tma_store(map_of_halves(), s.a, 0, 0, 0, 0));
+    tma_commit();
+    tma_wait_read();
+  }
+}
+RULE_BEHIND(stores_and_lets_start, WhatACopyStoredIsWaitedFor, reads_what_was_written,
+            "reads device memory at {2} that the kernel before writes at {1}")
+
+__global__ void lets_start_and_reads() {
+  next_kernel_may_start();
+  if (threadIdx.x == 0) result = FIRST(floats()[2]);
+}
+template <bool breaks>
+__global__ void writes_what_is_read() {
+  if (threadIdx.x == 0) {
+    if (!breaks) previous_kernel_is_done();
+    SECOND(floats()[2] = 2);
+    previous_kernel_is_done();
+  }
+}
+RULE_BEHIND(lets_start_and_reads, TheNextKernelWaitsBeforeItWrites, writes_what_is_read,
+            "writes device memory at {2} that the kernel before reads at {1}")
+
+template <bool breaks>
+__global__ void writes_elsewhere_and_leaves() {
+  if (threadIdx.x == 0) floats()[3] = 2;
+  if (!breaks) previous_kernel_is_done();
+}
+TEST(Rules, AKernelThatWasLaunchedEarlyWaitsBeforeItEnds) {
+  test_rule(writes_elsewhere_and_leaves<true>, writes_elsewhere_and_leaves<false>, 64, always,
+            "no thread of it has called previous_kernel_is_done(): what comes later in the stream "
+            "waits for this kernel",
+            lets_start_and_reads);
+}
+
+// What may be: the kernel before has read before it let this one start, never let it start, or adds
+// as this one does; or somebody has waited between.
+__global__ void reads_and_lets_start() {
+  if (threadIdx.x == 0) result = floats()[2];
+  __syncthreads();
+  next_kernel_may_start();
+}
+__global__ void writes_and_lets_nobody_start() { floats()[2] = 1; }
+__global__ void adds_and_lets_start() {
+  next_kernel_may_start();
+  atomicAdd(floats() + 2, 1.0f);
+}
+template <bool>
+__global__ void adds() {
+  atomicAdd(floats() + 2, 1.0f);
+  previous_kernel_is_done();
+}
+TEST(Rules, KernelsThatMayOverlap) {
+  const Schedule late{Timing::late, 0};
+  EXPECT_EQ(told(writes_what_is_read<true>, 64, late, reads_and_lets_start), "");
+  EXPECT_EQ(told(reads_what_was_written<true>, 64, late, writes_and_lets_nobody_start), "");
+  EXPECT_EQ(told(adds<true>, 64, late, adds_and_lets_start), "");
+  EXPECT_NE(told(reads_what_was_written<true>, 64, late, adds_and_lets_start), "");
+  FA_LAUNCH(adds_and_lets_start, 1, 32, 0, nullptr);
+  FA_CUDA_CHECK(cudaStreamSynchronize(nullptr));
+  FA_LAUNCH_EARLY(reads_what_was_written<true>, 1, 32, 0, nullptr);
 }
 
 }  // namespace

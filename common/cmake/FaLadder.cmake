@@ -14,6 +14,7 @@
 #   stage06_ptx_tests      registered as stage06.ptx.*
 #   stage06_layouts_tests  check/test_layouts.cpp: host code, built everywhere; stage06.layouts.*
 #   stage06_bench, stage06_peer
+#   stage06_emulated       says how long the emulator takes
 #   stage06_kernels        writes results/kernels.json: what ptxas said about every kernel
 #   stage06_tested         builds what the tests need, but neither the benchmark nor a mutant
 #   stage06_all            builds all of these but the one before
@@ -78,6 +79,10 @@ macro(fa_ladder_on_cpu)
   add_library(${stage}_on_cpu STATIC ${kernels} $<TARGET_OBJECTS:${stage}_ptx_on_cpu> $<$<TARGET_EXISTS:fa_hooked>:$<TARGET_OBJECTS:fa_hooked>>)
   target_link_libraries(${stage}_on_cpu PUBLIC fa_core fa_emulator)
   add_dependencies(${stage}_tested ${stage}_on_cpu)
+  if(EXISTS ${CMAKE_CURRENT_SOURCE_DIR}/check/emulated.cpp)
+    add_executable(${stage}_emulated EXCLUDE_FROM_ALL check/emulated.cpp)
+    target_link_libraries(${stage}_emulated PRIVATE ${stage}_on_cpu fa_warnings)
+  endif()
   if(BUILD_TESTING AND EXISTS ${CMAKE_CURRENT_SOURCE_DIR}/check/test.cpp)
     file(GLOB more CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/check/test_*.cpp)
     list(REMOVE_ITEM more ${CMAKE_CURRENT_SOURCE_DIR}/check/test_layouts.cpp)

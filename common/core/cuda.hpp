@@ -111,13 +111,14 @@ inline void check_launch(const char* kernel, const char* file, int line, const c
 // FA_LAUNCH(kernel, grid, block, shared_bytes, stream, arguments...):
 // kernel<<<grid, block, shared_bytes, stream>>>(arguments...), checked. It does not wait.
 #ifdef FA_EMULATED
-#define FA_LAUNCH(kernel, grid, block, shared_bytes, stream, ...)                         \
-  do {                                                                                    \
-    ::fa::check_no_earlier_error(#kernel, __FILE__, __LINE__);                            \
-    ::fa::emulator::launch(#kernel, reinterpret_cast<const void*>(&*kernel), grid, block, \
-                           shared_bytes, stream, [&] { kernel(__VA_ARGS__); });           \
-    ::fa::check_launch(#kernel, __FILE__, __LINE__, FA_BUILT_FOR, stream);                \
+#define FA_LAUNCH_ON_CPU(early, kernel, grid, block, shared_bytes, stream, ...)                  \
+  do {                                                                                           \
+    ::fa::check_no_earlier_error(#kernel, __FILE__, __LINE__);                                   \
+    ::fa::emulator::launch(#kernel, reinterpret_cast<const void*>(&*kernel), early, grid, block, \
+                           shared_bytes, stream, [&] { kernel(__VA_ARGS__); });                  \
+    ::fa::check_launch(#kernel, __FILE__, __LINE__, FA_BUILT_FOR, stream);                       \
   } while (false)
+#define FA_LAUNCH(...) FA_LAUNCH_ON_CPU(false, __VA_ARGS__)
 #else
 #define FA_LAUNCH(kernel, grid, block, shared_bytes, stream, ...)          \
   do {                                                                     \
@@ -129,9 +130,10 @@ inline void check_launch(const char* kernel, const char* file, int line, const c
 
 // FA_LAUNCH_EARLY(...): the same, but the kernel need not wait for the one before it in the stream
 // ("programmatic stream serialization", from compute capability 9.0 on): it may start as soon as
-// all blocks of that kernel have allowed it or ended. On the CPU that one has always ended.
+// all blocks of that kernel have allowed it or ended. On the CPU that one has always ended, and the
+// two are judged as if they ran at once (common/emulator/overlap.cpp).
 #if defined(FA_EMULATED)
-#define FA_LAUNCH_EARLY FA_LAUNCH
+#define FA_LAUNCH_EARLY(...) FA_LAUNCH_ON_CPU(true, __VA_ARGS__)
 #elif defined(__CUDACC__)
 template <class... Parameters, class... Arguments>
 void launch_early(void (*kernel)(Parameters...), dim3 grid, dim3 block, std::size_t shared_bytes,

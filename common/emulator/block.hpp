@@ -53,11 +53,20 @@ struct Fiber {
   const void* wait = nullptr;
   Place place = nullptr;  // where it waits
   unsigned warp_phase = 0, block_phase = 0, waits = 0;
-  Copies copies;  // of cp.async
+  Copies copies;                    // of cp.async
+  std::shared_ptr<void> registers;  // what is known of its stack (proxies.cpp)
 };
-Fiber& self();
-extern const char* current_stack;   // of the thread that runs
-unsigned thread();                  // of its block
+// Of the thread that runs, and of its block: asked for at every access.
+struct Here {
+  Fiber* fiber = nullptr;
+  unsigned thread = 0;
+  const char* stack = nullptr;
+  char* shared = nullptr;
+  std::size_t shared_bytes = 0;
+};
+extern Here here;
+inline Fiber& self() { return *here.fiber; }
+inline unsigned thread() { return here.thread; }
 std::vector<Fiber>& all_threads();  // of the block that runs
 
 void wait(bool (*ends)(const void*), std::string (*what)(const void*), const void* of, Place);
@@ -104,11 +113,14 @@ void ask(std::unique_ptr<Pending>);
 
 // ---- shared memory, as threads see it and as the asynchronous proxy does ----
 
-std::size_t shared_bytes();
+inline std::size_t shared_bytes() { return here.shared_bytes; }
 // Where p lies in the block's shared memory; a finding if it lies elsewhere.
 unsigned shared_offset(const void* p, const char* who, Place);
-char* generic_memory();  // what threads see
-char* async_memory();    // what tensor cores and the copy engine see
+inline char* generic_memory() { return here.shared; }  // what threads see
+char* async_memory();                                  // what tensor cores and the copy engine see
+// Places of 16 bytes each.
+using Chunks = std::vector<unsigned>;
+Chunks chunks_of(unsigned at, unsigned bytes);
 
 // A step of a thread, or something that the copy engine or the tensor cores do (races.cpp).
 using Step = std::uint32_t;
@@ -124,20 +136,22 @@ void leave_order(const void* at);
 void take_order(const void* at);
 void leave_end_of(Deed, const void* at);  // who takes the order there has waited for it
 void take_end_of(Deed);                   // this thread has waited for it
+bool knows_end_of(Deed);                  // it has, or one who has left it where this took it
 // A finding if a deed touches what another has touched that nothing orders before it.
 void access(Deed by, bool writes, unsigned at, unsigned bytes, Place);
+void read_access(Deed by, const Chunks&, Place);
 void thread_accesses(bool writes, unsigned at, unsigned bytes, Place);
 
 // The asynchronous proxy reads: a finding if a thread wrote there without a fence since, or a copy
 // is on its way.
-void async_reads(unsigned at, unsigned bytes, const char* who, Place);
+void async_reads(const Chunks&, const char* who, Place);
 // It is going to write: what is there is gone. A finding if a thread read or wrote it without a
 // fence, or a product or store has yet to read it.
 void async_will_write(unsigned at, unsigned bytes, const char* who, Place, Deed);
 void async_has_written(unsigned at, unsigned bytes);  // both memories hold it now
 // A product or store that has yet to read these bytes, and has read them.
-void async_will_read(unsigned at, unsigned bytes, Place, Deed);
-void async_has_read(unsigned at, unsigned bytes);
+void async_will_read(const Chunks&, Place, Deed);
+void async_has_read(const Chunks&);
 // Counts what changes in async_memory().
 std::uint64_t async_version();
 // This thread's stores reach the asynchronous proxy, and its reads are over.
@@ -147,6 +161,22 @@ void thread_reads(unsigned at, unsigned bytes, Place);
 void thread_writes(unsigned at, unsigned bytes, Place, bool with_its_warp = false);
 // What threads first to first + 31 were to write with their warp is written.
 void warp_has_written(unsigned first);
+
+// ---- kernels that overlap (overlap.cpp) ----
+
+Deed the_kernel_before();
+void let_next_kernel_start();   // as far as this block is concerned
+void wait_for_kernel_before();  // by this thread
+// What a thread does to device memory, or an engine for it; nothing of other memory.
+enum class Touch { reads, writes, adds };
+void touches_device(const void*, std::size_t bytes, Touch, Place);
+bool notes_reads();  // else a read need not be told
+void kernel_begins(fa_emulated_stream*, bool early);
+void kernel_ends(fa_emulated_stream*, const char* name);
+void something_between(fa_emulated_stream*);  // no kernel, or somebody has waited for it
+void all_kernels_have_ended();
+void allocated(const void*, std::size_t bytes);
+void freed(const void*);
 
 // ---- registers that belong to a product under way ----
 
@@ -165,8 +195,6 @@ void need_fenced(const void* begin, std::size_t bytes, Place);
 // A rule that this kernel breaks: one sentence. The launch ends with it (std::logic_error). If
 // called by a thread it does not return.
 void finding(const std::string& sentence);
-
-bool in_a_thread();  // of a block, or in the scheduler, or on the host
 
 // ---- the x-ray ----
 
@@ -203,10 +231,15 @@ extern std::uint64_t block_number;
 std::shared_ptr<void>& block_state(const void* key);
 template <class T>
 T& of_block() {
-  static const char key = 0;
-  std::shared_ptr<void>& state = block_state(&key);
-  if (!state) state = std::make_shared<T>();
-  return *static_cast<T*>(state.get());
+  static T* mine = nullptr;
+  static std::uint64_t of = 0;
+  if (of != block_number) {
+    std::shared_ptr<void>& state = block_state(&of);
+    state = std::make_shared<T>();
+    mine = static_cast<T*>(state.get());
+    of = block_number;
+  }
+  return *mine;
 }
 
 }  // namespace fa::emulator

@@ -198,7 +198,6 @@ struct Launch {
   void (*thread)(const void* what);
   const void* what;
   std::vector<Fiber> fibers;
-  unsigned current = 0;
   void* scheduler = nullptr;  // the scheduler's stack pointer while a fiber runs
   void* scheduler_tsan = nullptr;
   Sync block{};
@@ -227,12 +226,13 @@ Schedule schedule = Schedule::asked_for();
 std::mt19937 randomness;
 
 void note(cudaStream_t stream) {
+  something_between(stream);
   const std::lock_guard lock(one_launch_at_a_time);
   streams.insert(stream);
 }
 
 void yield(State state) {
-  Fiber& fiber = running->fibers[running->current];
+  Fiber& fiber = self();
   fiber.state = state;
   if (state == State::waits_for_warp || state == State::waits_for_block) ++fiber.waits;
   running->inside = false;
@@ -279,8 +279,9 @@ void* fresh_stack(char* stack) {
 
 void resume(unsigned index) {
   Fiber& fiber = running->fibers[index];
-  running->current = index;
-  current_stack = fiber.stack.get();
+  here.fiber = &fiber;
+  here.thread = index;
+  here.stack = fiber.stack.get();
   const dim3& b = blockDim;
   threadIdx = {index % b.x, index / b.x % b.y, index / b.x / b.y};
   if (fiber.state == State::fresh) {
@@ -466,7 +467,7 @@ void run_block() {
 
 Device device;
 bool hooked = false;
-const char* current_stack = nullptr;
+Here here;
 std::uint64_t block_number = 0;
 
 Schedule Schedule::asked_for() {
@@ -482,9 +483,6 @@ Schedule Schedule::asked_for() {
 WithSchedule::WithSchedule(Schedule now) : before_(std::exchange(schedule, now)) {}
 WithSchedule::~WithSchedule() { schedule = before_; }
 
-Fiber& self() { return running->fibers[running->current]; }
-bool in_a_thread() { return running && running->inside; }
-unsigned thread() { return running->current; }
 std::vector<Fiber>& all_threads() { return running->fibers; }
 void wait(bool (*ends)(const void*), std::string (*what)(const void*), const void* of, Place at) {
   Fiber& fiber = self();
@@ -520,8 +518,6 @@ void finding(const std::string& sentence) {
   yield(State::done);
 }
 std::shared_ptr<void>& block_state(const void* key) { return running->states[key]; }
-std::size_t shared_bytes() { return running ? running->shared_bytes : 0; }
-char* generic_memory() { return running->shared.get(); }
 void release([[maybe_unused]] const void* x) {
   ::release(static_cast<char*>(const_cast<void*>(x)));
   leave_order(x);
@@ -537,7 +533,7 @@ bool alike(const void* a, const void* b, std::size_t bytes) {
   return true;
 }
 void misaligned() { last_error = cudaErrorMisalignedAddress; }
-unsigned lane() { return running->current % warp_size; }
+unsigned lane() { return here.thread % warp_size; }
 void* dynamic_shared_memory() { return running->shared.get(); }
 Copies& copies() { return self().copies; }
 void wait_for_copies(int newest) {
@@ -555,15 +551,15 @@ void wait_for_copies(int newest) {
 Position position() {
   if (!running) return {};
   const char* const shared = running->shared.get();
-  return {running->kernel, running->current, self().waits,
-          phase,           shared,           shared + running->shared_bytes};
+  return {running->kernel, here.thread, self().waits,
+          phase,           shared,      shared + running->shared_bytes};
 }
 
 // A shuffle: it brings the lanes together, but orders no memory. That is what __syncwarp is for.
 std::uint64_t exchange(unsigned mask, std::uint64_t value, unsigned source) {
   self().value = value;
   wait_for_warp(mask, FA_HERE);
-  const unsigned first = running->current / warp_size * warp_size;
+  const unsigned first = here.thread / warp_size * warp_size;
   const bool inside = source < warp_size && first + source < running->fibers.size();
   const std::uint64_t result = inside ? running->fibers[first + source].value : value;
   wait_for_warp(mask, FA_HERE);
@@ -573,7 +569,7 @@ std::uint64_t exchange(unsigned mask, std::uint64_t value, unsigned source) {
 bool any(unsigned mask, bool x) {
   self().value = x;
   wait_for_warp(mask, FA_HERE);
-  const unsigned first = running->current / warp_size * warp_size;
+  const unsigned first = here.thread / warp_size * warp_size;
   bool result = false;
   for (unsigned l = 0; l < warp_size && first + l < running->fibers.size(); ++l)
     result |= (mask >> l & 1) && running->fibers[first + l].value;
@@ -581,7 +577,7 @@ bool any(unsigned mask, bool x) {
   return result;
 }
 
-void launch(const char* kernel, const void* function, dim3 grid, dim3 block,
+void launch(const char* kernel, const void* function, bool early, dim3 grid, dim3 block,
             std::size_t shared_bytes, cudaStream_t stream, void (*thread)(const void* what),
             const void* what) {
   const std::lock_guard lock(one_launch_at_a_time);
@@ -614,6 +610,7 @@ void launch(const char* kernel, const void* function, dim3 grid, dim3 block,
     } else {
       f.stack = std::move(rested.back().stack);
       f.tsan = rested.back().tsan;
+      f.registers = std::move(rested.back().registers);
       rested.pop_back();
     }
     launch.fibers.push_back(std::move(f));
@@ -622,9 +619,16 @@ void launch(const char* kernel, const void* function, dim3 grid, dim3 block,
   launch.shared.reset(static_cast<char*>(::operator new(shared_bytes + fence, shared_alignment)));
   const char* const behind = launch.shared.get() + shared_bytes;
   const struct Running {
-    explicit Running(Launch* launch) { running = launch; }
-    ~Running() { running = nullptr; }  // also where a block hangs
+    explicit Running(Launch* launch) {
+      running = launch;
+      here = {nullptr, 0, nullptr, launch->shared.get(), launch->shared_bytes};
+    }
+    ~Running() {  // also where a block hangs
+      running = nullptr;
+      here = {};
+    }
   } for_now(&launch);
+  kernel_begins(stream, early);
   gridDim = grid;
   blockDim = block;
   randomness.seed(schedule.seed);
@@ -649,6 +653,7 @@ void launch(const char* kernel, const void* function, dim3 grid, dim3 block,
           last_error = cudaErrorIllegalAddress;
       }
   std::move(launch.fibers.begin(), launch.fibers.end(), std::back_inserter(rested));
+  if (!first_block_only) kernel_ends(stream, kernel);
 }
 
 std::set<cudaStream_t> take_streams() {
@@ -690,7 +695,7 @@ void __nanosleep(unsigned) { fa::emulator::yield(fa::emulator::State::ready); }
 void __syncwarp(unsigned mask) {
   auto& r = *fa::emulator::running;
   auto& fiber = fa::emulator::self();
-  char* sync = &r.warps[r.current / 32].phase[fiber.warp_phase++ % 2];
+  char* sync = &r.warps[fa::emulator::thread() / 32].phase[fiber.warp_phase++ % 2];
   fa::emulator::release(sync);
   fa::emulator::wait_for_warp(mask, FA_HERE);
   fa::emulator::acquire(sync);
@@ -763,9 +768,11 @@ cudaError_t cudaMalloc(void** memory, std::size_t bytes) {
     return last_error = cudaErrorMemoryAllocation;
   }
   std::memset(*memory, 0xff, bytes);
+  fa::emulator::allocated(*memory, bytes);
   return cudaSuccess;
 }
 cudaError_t cudaFree(void* memory) {
+  fa::emulator::freed(memory);
   std::free(memory);
   return cudaSuccess;
 }
@@ -774,23 +781,30 @@ cudaError_t cudaMemGetInfo(std::size_t* free, std::size_t* total) {
   return cudaSuccess;
 }
 cudaError_t cudaMemcpy(void* to, const void* from, std::size_t bytes, cudaMemcpyKind) {
+  fa::emulator::all_kernels_have_ended();
   std::memcpy(to, from, bytes);
   return cudaSuccess;
 }
-cudaError_t cudaMemcpyAsync(void* to, const void* from, std::size_t bytes, cudaMemcpyKind kind,
+cudaError_t cudaMemcpyAsync(void* to, const void* from, std::size_t bytes, cudaMemcpyKind,
                             cudaStream_t stream) {
   fa::emulator::note(stream);
-  return cudaMemcpy(to, from, bytes, kind);
+  std::memcpy(to, from, bytes);
+  return cudaSuccess;
 }
 cudaError_t cudaMemset(void* memory, int byte, std::size_t bytes) {
+  fa::emulator::all_kernels_have_ended();
   std::memset(memory, byte, bytes);
   return cudaSuccess;
 }
 cudaError_t cudaMemsetAsync(void* memory, int byte, std::size_t bytes, cudaStream_t stream) {
   fa::emulator::note(stream);
-  return cudaMemset(memory, byte, bytes);
+  std::memset(memory, byte, bytes);
+  return cudaSuccess;
 }
-cudaError_t cudaDeviceSynchronize() { return cudaSuccess; }
+cudaError_t cudaDeviceSynchronize() {
+  fa::emulator::all_kernels_have_ended();
+  return cudaSuccess;
+}
 
 struct fa_emulated_stream {};
 cudaError_t cudaStreamCreate(cudaStream_t* stream) {
@@ -804,7 +818,10 @@ cudaError_t cudaStreamDestroy(cudaStream_t stream) {
   delete stream;
   return cudaSuccess;
 }
-cudaError_t cudaStreamSynchronize(cudaStream_t) { return cudaSuccess; }
+cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
+  fa::emulator::something_between(stream);
+  return cudaSuccess;
+}
 
 struct fa_emulated_event {
   std::chrono::steady_clock::time_point time;

@@ -187,15 +187,15 @@ T shuffle(unsigned mask, T value, unsigned source) {
 
 // Runs thread(what) once per thread of every block. A launch that a GPU would refuse sets the error
 // that cudaGetLastError() returns. Throws std::logic_error where threads wait for each other for
-// ever.
-void launch(const char* kernel, const void* function, dim3 grid, dim3 block,
+// ever. `early`: it may start before the kernel before it in the stream has ended.
+void launch(const char* kernel, const void* function, bool early, dim3 grid, dim3 block,
             std::size_t shared_bytes, fa_emulated_stream* stream, void (*thread)(const void* what),
             const void* what);
 template <class Body>
-void launch(const char* kernel, const void* function, dim3 grid, dim3 block,
+void launch(const char* kernel, const void* function, bool early, dim3 grid, dim3 block,
             std::size_t shared_bytes, fa_emulated_stream* stream, const Body& body) {
   launch(
-      kernel, function, grid, block, shared_bytes, stream,
+      kernel, function, early, grid, block, shared_bytes, stream,
       [](const void* what) { (*static_cast<const Body*>(what))(); }, &body);
 }
 

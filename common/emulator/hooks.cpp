@@ -52,13 +52,16 @@ FA_HOOK int __tsan_atomic32_load(const volatile int* p, int) {
   return __atomic_load_n(p, __ATOMIC_RELAXED);
 }
 FA_HOOK int __tsan_atomic32_fetch_add(volatile int* p, int x, int) {
+  fa::emulator::hooked_addition(p, 4, FA_HERE);
   return __atomic_fetch_add(p, x, __ATOMIC_RELAXED);
 }
 FA_HOOK int __tsan_atomic32_compare_exchange_strong(volatile int* p, int* expected, int x, int,
                                                     int) {
+  fa::emulator::hooked_addition(p, 4, FA_HERE);
   return __atomic_compare_exchange_n(p, expected, x, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
 }
 FA_HOOK int __tsan_atomic32_compare_exchange_val(volatile int* p, int expected, int x, int, int) {
+  fa::emulator::hooked_addition(p, 4, FA_HERE);
   __atomic_compare_exchange_n(p, &expected, x, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
   return expected;
 }

@@ -5,7 +5,6 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <map>
 #include <string>
 #include <utility>
 #include <vector>
@@ -17,12 +16,18 @@ namespace fa::emulator {
 namespace {
 
 // What is known of 16 bytes of shared memory.
-struct Chunk {
+struct alignas(64) Chunk {
   std::array<std::uint16_t, 8> writer{};  // of 2 bytes: the thread that wrote, + 1, without a fence
   std::uint16_t reader = 0;               // likewise, of all 16
   std::uint16_t coming = 0;               // copies on their way to them
   std::uint16_t to_read = 0;              // products and stores that have yet to read them
   Place wrote = nullptr, read = nullptr, asked = nullptr, reads = nullptr;
+
+  bool written() const {
+    std::array<std::uint64_t, 2> all;
+    std::memcpy(all.data(), writer.data(), 16);
+    return (all[0] | all[1]) != 0;
+  }
 };
 struct Range {
   unsigned at, bytes;
@@ -104,24 +109,31 @@ char* async_memory() {
 }
 std::uint64_t async_version() { return hooked ? known().version : ++known_.version; }
 
-void async_reads(unsigned at, unsigned bytes, const char* who, Place place) {
+Chunks chunks_of(unsigned at, unsigned bytes) {
+  Chunks all;
+  for (unsigned byte = at; byte < at + bytes; byte += 16) all.push_back(byte);
+  return all;
+}
+
+void async_reads(const Chunks& chunks, const char* who, Place place) {
   if (!hooked) return;
   look_at_doubtful();
-  static constexpr std::array<std::uint16_t, 8> nobody{};
-  each_chunk(at, bytes, [&](Chunk& c, unsigned n) {
+  const Known& k = known();
+  for (const unsigned first : chunks) {
+    const Chunk& c = k.chunks[first / 16];
     if (c.coming)
-      finding(std::string(who) + " at " + text_of(place) + " reads byte " + std::to_string(16 * n) +
+      finding(std::string(who) + " at " + text_of(place) + " reads byte " + std::to_string(first) +
               " of shared memory, to which the copy asked for at " + text_of(c.asked) +
               " is on its way: nobody has waited for it");
-    if (c.writer == nobody) return;
+    if (!c.written()) continue;
     for (unsigned e = 0; e < 8; ++e) {
-      const unsigned byte = 16 * n + 2 * e;
-      if (c.writer[e] && std::memcmp(&known_.view[byte], generic_memory() + byte, 2) != 0)
+      const unsigned byte = first + 2 * e;
+      if (c.writer[e] && std::memcmp(&k.view[byte], generic_memory() + byte, 2) != 0)
         finding(std::string(who) + " at " + text_of(place) + " reads byte " + std::to_string(byte) +
                 " of shared memory, which " + of_thread(c.writer[e] - 1u) + " wrote at " +
                 text_of(c.wrote) + " without fence_async() since (PTX, async proxy)");
     }
-  });
+  }
 }
 
 void async_will_write(unsigned at, unsigned bytes, const char* who, Place place, Deed deed) {
@@ -157,18 +169,21 @@ void async_has_written(unsigned at, unsigned bytes) {
   });
   ++known_.version;
 }
-void async_will_read(unsigned at, unsigned bytes, Place place, Deed deed) {
+void async_will_read(const Chunks& chunks, Place place, Deed deed) {
   if (!hooked) return;
-  access(deed, false, at, bytes, place);
-  each_chunk(at, bytes, [&](Chunk& c, unsigned) {
+  read_access(deed, chunks, place);
+  Known& k = known();
+  for (const unsigned byte : chunks) {
+    Chunk& c = k.chunks[byte / 16];
     ++c.to_read;
     c.reads = place;
-  });
+  }
 }
-void async_has_read(unsigned at, unsigned bytes) {
+void async_has_read(const Chunks& chunks) {
   if (!hooked) return;
   look_at_doubtful();
-  each_chunk(at, bytes, [&](Chunk& c, unsigned) { --c.to_read; });
+  Known& k = known();
+  for (const unsigned byte : chunks) --k.chunks[byte / 16].to_read;
 }
 
 void fence_proxy() {
@@ -243,12 +258,17 @@ void thread_writes(unsigned at, unsigned bytes, Place place, bool with_its_warp)
 
 namespace {
 
-// What is known of the 4 bytes of a stack. Of a stack that is never lent nothing is kept.
+// What is known of a stack. Of each 4 bytes: how many fences had come before they were written,
+// times 4, and whose they are.
 struct Stack {
-  enum : std::uint8_t { mine, lent_to_read, lent };
-  std::uint8_t* state = nullptr;
-  std::uint32_t* written = nullptr;  // how many fences had come before
-  std::uint32_t fences = 1;
+  enum : std::uint32_t { mine, lent_to_read, lent, whose = 3, fence = 4 };
+  struct Free {
+    void operator()(std::uint32_t* words) const { std::free(words); }
+  };
+  // zeros, most of which are never touched
+  std::unique_ptr<std::uint32_t[], Free> words{
+      static_cast<std::uint32_t*>(std::calloc(stack_bytes / 4, 4))};
+  std::uint32_t fences = fence;
   bool fenced = false;  // since its thread began
   struct Loan {
     const char* begin;
@@ -257,26 +277,19 @@ struct Stack {
   };
   std::vector<Loan> loans;
 };
-std::map<const char*, Stack> stacks;
-const char* last = nullptr;  // whose is `found`
-Stack* found = nullptr;
-__attribute__((noinline)) void find_stack() {
-  last = current_stack;
-  found = &stacks[last];
-  if (found->state) return;
-  // zeros, most of which are never touched
-  found->state = static_cast<std::uint8_t*>(std::calloc(stack_bytes / 4, 1));
-  found->written = static_cast<std::uint32_t*>(std::calloc(stack_bytes / 4, 4));
-}
+[[gnu::noinline]] void new_stack() { self().registers = std::make_shared<Stack>(); }
 inline Stack& stack() {  // asked for at every access
-  if (last != current_stack) find_stack();
-  return *found;
+  if (!self().registers) new_stack();
+  return *static_cast<Stack*>(self().registers.get());
 }
 template <class F>
-void each_word(const void* begin, std::size_t bytes, const F& f) {
-  const auto at = std::size_t(static_cast<const char*>(begin) - current_stack);
+void each_word(Stack& s, const void* begin, std::size_t bytes, const F& f) {
+  const auto at = std::size_t(static_cast<const char*>(begin) - here.stack);
   if (at >= stack_bytes) return;
-  for (std::size_t word = at / 4; word < (at + bytes + 3) / 4; ++word) f(word);
+  for (std::size_t word = at / 4; word < (at + bytes + 3) / 4; ++word) f(s.words[word]);
+}
+void now_of(Stack& s, std::uint32_t whom, const void* begin, std::size_t bytes) {
+  each_word(s, begin, bytes, [&](std::uint32_t& w) { w = (w & ~Stack::whose) | whom; });
 }
 
 }  // namespace
@@ -284,8 +297,7 @@ void each_word(const void* begin, std::size_t bytes, const F& f) {
 void forget_loans() {
   if (!hooked) return;
   Stack& s = stack();
-  for (const Stack::Loan& l : s.loans)
-    each_word(l.begin, l.bytes, [&](std::size_t w) { s.state[w] = Stack::mine; });
+  for (const Stack::Loan& l : s.loans) now_of(s, Stack::mine, l.begin, l.bytes);
   s.loans.clear();
   s.fenced = false;
 }
@@ -293,8 +305,7 @@ void lend_registers(const void* begin, std::size_t bytes, bool read_too, Place p
   if (!hooked) return;
   Stack& s = stack();
   s.loans.push_back({static_cast<const char*>(begin), bytes, place});
-  each_word(begin, bytes,
-            [&](std::size_t w) { s.state[w] = read_too ? Stack::lent : Stack::lent_to_read; });
+  now_of(s, read_too ? Stack::lent : Stack::lent_to_read, begin, bytes);
 }
 void return_registers(const void* begin, std::size_t bytes) {
   if (!hooked) return;
@@ -302,11 +313,11 @@ void return_registers(const void* begin, std::size_t bytes) {
   s.loans.erase(std::remove_if(s.loans.begin(), s.loans.end(),
                                [&](const Stack::Loan& l) { return l.begin == begin; }),
                 s.loans.end());
-  each_word(begin, bytes, [&](std::size_t w) { s.state[w] = Stack::mine; });
+  now_of(s, Stack::mine, begin, bytes);
 }
 void fence_registers() {
   if (!hooked) return;
-  ++stack().fences;
+  stack().fences += Stack::fence;
   stack().fenced = true;
 }
 void need_fenced(const void* begin, std::size_t bytes, Place place) {
@@ -316,7 +327,8 @@ void need_fenced(const void* begin, std::size_t bytes, Place place) {
     finding("the product at " + text_of(place) + " is the first of " + of_thread(thread()) +
             ", which has not called wgmma_fence() (PTX, wgmma.fence)");
   bool fenced = true;
-  each_word(begin, bytes, [&](std::size_t w) { fenced &= s.written[w] != s.fences; });
+  each_word(s, begin, bytes,
+            [&](const std::uint32_t& w) { fenced &= (w & ~Stack::whose) != s.fences; });
   if (!fenced)
     finding("the product at " + text_of(place) + " takes registers that " + of_thread(thread()) +
             " has written since its last wgmma_fence() (PTX, wgmma.fence)");
@@ -325,30 +337,33 @@ void need_fenced(const void* begin, std::size_t bytes, Place place) {
 // ---- what the hooks see ----
 
 namespace {
-void touches_registers(std::size_t at, unsigned bytes, bool writes, Place place) {
+[[gnu::noinline, gnu::cold]] void touches_lent(std::size_t word, bool writes, Place place) {
+  const char* const byte = here.stack + 4 * word;
+  Place asked = nullptr;
+  for (const Stack::Loan& l : stack().loans)
+    if (byte >= l.begin && byte < l.begin + l.bytes) asked = l.place;
+  finding(of_thread(thread()) + (writes ? " writes" : " reads") + " at " + text_of(place) +
+          " registers of the product asked for at " + text_of(asked) +
+          ", which nobody has waited for (PTX, wgmma.mma_async)");
+}
+inline void touches_registers(std::size_t at, unsigned bytes, bool writes, Place place) {
   Stack& s = stack();
   for (std::size_t word = at / 4; word < (at + bytes + 3) / 4; ++word) {
-    if (writes) s.written[word] = s.fences;
-    if (s.state[word] == Stack::mine || (!writes && s.state[word] == Stack::lent_to_read)) continue;
-    const char* const byte = current_stack + 4 * word;
-    Place asked = nullptr;
-    for (const Stack::Loan& l : s.loans)
-      if (byte >= l.begin && byte < l.begin + l.bytes) asked = l.place;
-    finding(of_thread(thread()) + (writes ? " writes" : " reads") + " at " + text_of(place) +
-            " registers of the product asked for at " + text_of(asked) +
-            ", which nobody has waited for (PTX, wgmma.mma_async)");
+    const std::uint32_t whose = s.words[word] & Stack::whose;
+    if (whose != Stack::mine && (writes || whose == Stack::lent)) touches_lent(word, writes, place);
+    if (writes) s.words[word] = s.fences | whose;
   }
 }
 }  // namespace
 
 void hooked_access(const void* p, unsigned bytes, bool writes, Place place) {
-  if (!in_a_thread()) return;
+  const auto on_stack = std::size_t(static_cast<const char*>(p) - here.stack);
+  if (on_stack < stack_bytes) return touches_registers(on_stack, bytes, writes, place);
   const auto at = std::size_t(static_cast<const char*>(p) - generic_memory());
   if (at < shared_bytes())
     return writes ? thread_writes(unsigned(at), bytes, place)
                   : thread_reads(unsigned(at), bytes, place);
-  const auto on_stack = std::size_t(static_cast<const char*>(p) - current_stack);
-  if (on_stack < stack_bytes) touches_registers(on_stack, bytes, writes, place);
+  if (here.stack) touches_device(p, bytes, writes ? Touch::writes : Touch::reads, place);
 }
 
 }  // namespace fa::emulator

@@ -1,9 +1,10 @@
 // Which accesses to shared memory are ordered, told by clocks as in "FastTrack: efficient and
 // precise dynamic race detection" (2009). Every actor (a thread, the copy engine, the products of a
-// warp) counts its steps, and knows of every other the last step that came before its own. Who
-// arrives at a barrier leaves there what it knows, who passes it takes what was left; who waits for
-// a product or a store takes that. Two accesses to the same bytes, one of them a write, of which
-// the later actor does not know the earlier, are a race, in whatever order they came here.
+// warp, the kernel before this one) counts its steps, and knows of every other the last step that
+// came before its own. Who arrives at a barrier leaves there what it knows, who passes it takes
+// what was left; who waits for a product or a store takes that. Two accesses to the same bytes, one
+// of them a write, of which the later actor does not know the earlier, are a race, in whatever
+// order they came here.
 #include <algorithm>
 #include <string>
 #include <unordered_map>
@@ -45,7 +46,7 @@ Order& order() {
   for (const Step s : o.under_way) o.begin = std::max(o.begin, s + 1);
   o.of_block = block_number;
   o.threads = unsigned(all_threads().size());
-  o.actors = o.threads + 2 + (o.threads + 31) / 32;
+  o.actors = o.threads + 3 + (o.threads + 31) / 32;
   o.known.assign(std::size_t(o.threads) * o.actors, o.begin - 1);
   for (unsigned t = 0; t < o.threads; ++t) o.of(t)[t] = o.begin;
   o.under_way.assign(o.actors - o.threads, o.begin);
@@ -129,6 +130,16 @@ void access(Deed by, bool writes, unsigned at, unsigned bytes, Place place) {
   }
 }
 
+void read_access(Deed by, const Chunks& chunks, Place place) {
+  Order& o = order_;
+  const Step* const known = o.of(thread());
+  for (const unsigned byte : chunks)
+    if (Word* const words = &o.words[std::size_t(byte) / 4]; o.alike[byte / 16])
+      access(words[0], 15, by, known, false, byte, place);
+    else
+      for (unsigned w = 0; w < 4; ++w) access(words[w], 15, by, known, false, byte + 4 * w, place);
+}
+
 namespace {
 Deed deed_of(unsigned engine) {
   Order& o = order();
@@ -143,6 +154,7 @@ void thread_accesses(bool writes, unsigned at, unsigned bytes, Place place) {
 }
 Deed a_copy() { return hooked ? deed_of(0) : Deed{}; }
 Deed a_store() { return hooked ? deed_of(1) : Deed{}; }
+Deed the_kernel_before() { return {order().actors - 1, order_.begin}; }
 Deed a_product() { return hooked ? deed_of(2 + thread() / 32) : Deed{}; }
 
 void leave_order(const void* at) {
@@ -175,5 +187,6 @@ void take_end_of(Deed d) {
   Step& known = order().of(thread())[d.actor];
   known = std::max(known, d.step);
 }
+bool knows_end_of(Deed d) { return order().of(thread())[d.actor] >= d.step; }
 
 }  // namespace fa::emulator

@@ -250,7 +250,7 @@ bool elected() { return lane() == (timing() == Timing::random ? 13 : 0); }
 void stop() { finding("the branch at " + text_of(FA_HERE) + ", which is never to be taken, was"); }
 
 // ---- kernels that overlap ----
-void next_kernel_may_start() {}
-void previous_kernel_is_done() {}
+void next_kernel_may_start() { let_next_kernel_start(); }
+void previous_kernel_is_done() { wait_for_kernel_before(); }
 
 }  // namespace fa::optimized

@@ -118,6 +118,7 @@ Stores& stores_of_thread() { return of_block<AllStores>()[thread()]; }
 
 struct Store : Pending {
   unsigned from = 0, bytes = 0, by = 0;
+  Chunks chunks;
   Place at = nullptr;
   Stores* of_thread = nullptr;
   std::shared_ptr<Progress> progress = std::make_shared<Progress>();
@@ -134,8 +135,8 @@ struct Store : Pending {
   virtual void bring() const = 0;
   // [quote store]
   void happen() override {
-    async_has_read(from, bytes);
-    async_reads(from, bytes, "the store asked for", at);
+    async_has_read(chunks);
+    async_reads(chunks, "the store asked for", at);
     bring();
     progress->has_read = true;
   }
@@ -172,7 +173,8 @@ void begin(std::unique_ptr<Store> store) {
   store->of_thread = &stores_of_thread();
   store->of_thread->all.push_back(store->progress);
   store->progress->deed = a_store();
-  async_will_read(store->from, store->bytes, store->at, store->progress->deed);
+  store->chunks = chunks_of(store->from, store->bytes);
+  async_will_read(store->chunks, store->at, store->progress->deed);
   ask(std::move(store));
 }
 void must_be_multiples_of_16(const void* p, int bytes, const char* who, Place at) {
@@ -197,6 +199,10 @@ void tma_load(void* to, const CUtensorMap& map, Barrier* full, int x, int i, int
   load->to = place_of(to, int(load->bytes), 1024, "the copy", load->at);
   load->map = map;
   load->x = x, load->i = i, load->h = h, load->b = b;
+  if (notes_reads())
+    each_chunk(map, load->to, x, i, h, b, [&](unsigned, const char* eight, std::size_t inside) {
+      touches_device(eight, inside, Touch::reads, load->at);
+    });
   count_box(Op::load, *load, to);
   begin(std::move(load), full, "the copy");
 }
@@ -207,6 +213,7 @@ void bulk_load(void* to, const void* from, int bytes, Barrier* full) {
   load->bytes = unsigned(bytes);
   load->to = place_of(to, bytes, 16, "the copy", load->at);
   load->from = static_cast<const char*>(from);
+  touches_device(from, load->bytes, Touch::reads, load->at);
   count(Op::load, from, load->bytes, load->at);
   count(Op::load, to, load->bytes, load->at);
   begin(std::move(load), full, "the copy");
@@ -223,6 +230,9 @@ void tma_store(const CUtensorMap& map, const void* from, int x, int i, int h, in
             " columns, no multiple of 8; what lies behind the last one may be written, too");
   store->map = map;
   store->x = x, store->i = i, store->h = h, store->b = b;
+  each_chunk(map, store->from, x, i, h, b, [&](unsigned, const char* eight, std::size_t inside) {
+    touches_device(eight, inside, Touch::writes, store->at);
+  });
   count_box(Op::store, *store, from);
   begin(std::move(store));
 }
@@ -233,6 +243,7 @@ void bulk_add(float* to, const float* from, int bytes) {
   store->bytes = unsigned(bytes);
   store->from = place_of(from, bytes, 16, "the addition", store->at);
   store->to = to;
+  touches_device(to, store->bytes, Touch::adds, store->at);
   count(Op::reduce, from, store->bytes, store->at);
   count(Op::reduce, to, store->bytes, store->at);
   begin(std::move(store));

@@ -23,16 +23,16 @@ using Bits = std::uint16_t;
 Bits half_of(std::uint32_t pair, int second) { return Bits(pair >> 16 * second); }
 
 // All 2^16 numbers of fp16; a number of bf16 is the upper half of a float.
-float to_float(Bits bits, Type type) {
-  static const auto fp16 = [] {
-    std::vector<float> all(1 << 16);
-    for (std::uint32_t b = 0; b < all.size(); ++b) {
-      __half h;
-      h.bits = Bits(b);
-      all[b] = float(h);
-    }
-    return all;
-  }();
+const std::vector<float> fp16 = [] {
+  std::vector<float> all(1 << 16);
+  for (std::uint32_t b = 0; b < all.size(); ++b) {
+    __half h;
+    h.bits = Bits(b);
+    all[b] = float(h);
+  }
+  return all;
+}();
+inline float to_float(Bits bits, Type type) {
   if (type == Type::fp16) return fp16[bits];
   const std::uint32_t b = std::uint32_t(bits) << 16;
   float x;
@@ -177,6 +177,7 @@ struct Sums {
 };
 struct Asked {  // a product, of a warp
   Product p;
+  const Chunks *chunks_of_A = nullptr, *chunks_of_B = nullptr;
   Sums* sums = nullptr;
   std::array<std::array<std::uint32_t, 4>, 32> A{};
   int lanes = 0;
@@ -199,7 +200,7 @@ struct Warp {
   long done = 0;                 // groups
   long all_committed() const { return *std::min_element(committed.begin(), committed.end()); }
 };
-using Warps = std::map<unsigned, Warp>;
+using Warps = std::array<Warp, 32>;
 Warp& warp_of_thread() { return of_block<Warps>()[thread() / 32]; }
 
 // What the first warp of a warpgroup to come has asked for, until all four have.
@@ -213,7 +214,7 @@ struct Warpgroup {
   std::array<long, 4> asked{};
   long first = 0;  // the number of products[0]
 };
-using Warpgroups = std::map<unsigned, Warpgroup>;
+using Warpgroups = std::array<Warpgroup, 8>;
 bool same(const Product& p, const Product& q) {
   return p.a == q.a && p.b == q.b && p.n == q.n && !p.A == !q.A && p.adds == q.adds;
 }
@@ -246,66 +247,79 @@ struct Descriptor {
   }
   // [end quote]
 };
-// f(row, chunk, byte in shared memory) for the 16 bytes of each; of A the 16 rows of warp w.
-template <class F>
-void chunks_of_A(const Product& p, unsigned w, const F& f) {
-  if (p.A) return;
-  const Descriptor d(p.a);
-  for (unsigned r = 0; r < 16; ++r)
-    for (unsigned c = 0; c < 2; ++c) f(r, c, d.byte(16 * w + r, c));
+// The places of rows [first, first + rows) of an operand, 8 numbers each. Kernels name few operands
+// again and again.
+const Chunks& places(std::uint64_t descriptor, unsigned first, unsigned rows, unsigned chunks) {
+  static std::map<std::array<std::uint64_t, 4>, Chunks> known;
+  const auto [found, is_new] = known.try_emplace({descriptor, first, rows, chunks});
+  if (is_new)
+    for (unsigned r = 0; r < rows; ++r)
+      for (unsigned c = 0; c < chunks; ++c)
+        found->second.push_back(Descriptor(descriptor).byte(first + r, c));
+  return found->second;
 }
-template <class F>
-void chunks_of_B(const Product& p, const F& f) {
-  const Descriptor d(p.b);
+// Of A the 16 rows of warp w of its warpgroup.
+const Chunks& places_of_A(const Product& p, unsigned w) {
+  static const Chunks none;
+  return p.A ? none : places(p.a, 16 * w, 16, 2);
+}
+const Chunks& places_of_B(const Product& p) {
   const unsigned N = 2 * unsigned(p.n);
-  const unsigned rows = p.B_transposed ? 16 : N, chunks = p.B_transposed ? N / 8 : 2;
-  for (unsigned r = 0; r < rows; ++r)
-    for (unsigned c = 0; c < chunks; ++c) f(r, c, d.byte(r, c));
+  return p.B_transposed ? places(p.b, 0, 16, N / 8) : places(p.b, 0, N, 2);
 }
 
 // The swizzle counts from multiples of 1024 bytes: there rows 0, 8, 16 ... of an operand begin.
-void must_lie_in_shared_memory(const Product& p, unsigned w, Place at) {
+void must_lie_in_shared_memory(const Asked& asked) {
+  const Product& p = asked.p;
   const auto begins = [&](const Descriptor& d) {
     if (d.start % 1024 >= 128)
-      finding("an operand of the product asked for at " + text_of(at) + " begins at byte " +
+      finding("an operand of the product asked for at " + text_of(asked.at) + " begins at byte " +
               std::to_string(d.start) +
               " of shared memory, which is in no first row of 128 bytes "
               "of the swizzle's 1024 (PTX, matrix descriptor)");
   };
-  const auto inside = [&](unsigned, unsigned, unsigned byte) {
-    if (byte + 16 > shared_bytes())
-      finding("the product asked for at " + text_of(at) + " reads byte " + std::to_string(byte) +
-              " of shared memory, which has " + std::to_string(shared_bytes()));
-  };
   if (!p.A) begins(Descriptor(p.a));
   begins(Descriptor(p.b));
-  chunks_of_A(p, w, inside);
-  chunks_of_B(p, inside);
+  for (const Chunks* chunks : {asked.chunks_of_A, asked.chunks_of_B})
+    for (const unsigned byte : *chunks)
+      if (byte + 16 > shared_bytes())
+        finding("the product asked for at " + text_of(asked.at) + " reads byte " +
+                std::to_string(byte) + " of shared memory, which has " +
+                std::to_string(shared_bytes()));
 }
 
-// [16][N] of B as numbers. The four warps mostly want the same at the same time.
-const float* numbers_of_B(const Product& p, Place at) {
-  alignas(64) static std::array<float, 16 * 256> B;
-  static struct {
+// [16][N] of B as numbers. The four warps mostly want the same, one after the other.
+const float* numbers_of_B(const Asked& asked) {
+  struct Held {
+    alignas(64) std::array<float, 16 * 256> B;
     std::uint64_t block = 0, version = 0, b = 0;
     int n = 0;
     bool transposed = false;
     Type type = Type::bf16;
-  } held;
+  };
+  static std::array<Held, 16> all;
+  async_reads(*asked.chunks_of_B, "the product asked for", asked.at);
+  const Product& p = asked.p;
   const auto N = 2 * unsigned(p.n);
   const std::uint64_t version = async_version();
+  Held& held = all[(p.b ^ p.b >> 6) % all.size()];
   if (held.block == block_number && held.version == version && held.b == p.b && held.n == p.n &&
       held.transposed == p.B_transposed && held.type == p.type)
-    return B.data();
-  chunks_of_B(p, [&](unsigned r, unsigned c, unsigned byte) {
-    async_reads(byte, 16, "the product asked for", at);
-    std::array<Bits, 8> eight;
-    std::memcpy(eight.data(), async_memory() + byte, 16);
-    for (unsigned e = 0; e < 8; ++e)
-      B[p.B_transposed ? r * N + 8 * c + e : (8 * c + e) * N + r] = to_float(eight[e], p.type);
-  });
-  held = {block_number, version, p.b, p.n, p.B_transposed, p.type};
-  return B.data();
+    return held.B.data();
+  const char* const memory = async_memory();
+  const unsigned* byte = asked.chunks_of_B->data();
+  const unsigned rows = p.B_transposed ? 16 : N, chunks = p.B_transposed ? N / 8 : 2;
+  for (unsigned r = 0; r < rows; ++r)
+    for (unsigned c = 0; c < chunks; ++c) {
+      std::array<Bits, 8> eight;
+      std::memcpy(eight.data(), memory + *byte++, 16);
+      for (unsigned e = 0; e < 8; ++e)
+        held.B[p.B_transposed ? r * N + 8 * c + e : (8 * c + e) * N + r] =
+            to_float(eight[e], p.type);
+    }
+  held.block = block_number, held.version = version;
+  held.b = p.b, held.n = p.n, held.transposed = p.B_transposed, held.type = p.type;
+  return held.B.data();
 }
 
 // 16 rows: C (+)= A B, sums in fp32.
@@ -322,24 +336,28 @@ void multiply(float* C, const std::array<std::array<float, 16>, 16>& A, const fl
   }
 }
 
-void do_one(unsigned w, const Asked& asked) {
+void do_one(const Asked& asked) {
   const Product& p = asked.p;
   std::array<std::array<float, 16>, 16> A;
-  chunks_of_A(p, w % 4, [&](unsigned r, unsigned c, unsigned byte) {
-    async_reads(byte, 16, "the product asked for", asked.at);
-    std::array<Bits, 8> eight;
-    std::memcpy(eight.data(), async_memory() + byte, 16);
-    for (unsigned e = 0; e < 8; ++e) A[r][8 * c + e] = to_float(eight[e], p.type);
-  });
-  if (p.A)
+  if (p.A) {
     for (int lane = 0; lane < 32; ++lane)
       for (int i = 0; i < 4; ++i)
         for (int second = 0; second < 2; ++second)
           A[unsigned(a_cell(lane, i).row)][unsigned(a_cell(lane, i).col + second)] =
               to_float(half_of(asked.A[unsigned(lane)][unsigned(i)], second), p.type);
-  multiply(asked.sums->X.data(), A, numbers_of_B(p, asked.at), 2 * unsigned(p.n), p.adds);
-  chunks_of_A(p, w % 4, [](unsigned, unsigned, unsigned byte) { async_has_read(byte, 16); });
-  chunks_of_B(p, [](unsigned, unsigned, unsigned byte) { async_has_read(byte, 16); });
+  } else {
+    async_reads(*asked.chunks_of_A, "the product asked for", asked.at);
+    const char* const memory = async_memory();
+    for (unsigned chunk = 0; chunk < 32; ++chunk) {
+      std::array<Bits, 8> eight;
+      std::memcpy(eight.data(), memory + (*asked.chunks_of_A)[chunk], 16);
+      for (unsigned e = 0; e < 8; ++e)
+        A[chunk / 2][8 * (chunk % 2) + e] = to_float(eight[e], p.type);
+    }
+  }
+  multiply(asked.sums->X.data(), A, numbers_of_B(asked), 2 * unsigned(p.n), p.adds);
+  async_has_read(*asked.chunks_of_A);
+  async_has_read(*asked.chunks_of_B);
 }
 
 // A group of products, of one warp: they read and add whenever this happens.
@@ -366,7 +384,7 @@ struct Group : Pending {
   }
   void happen() override {
     for (; !warp->asked.empty() && warp->asked.front().group == number; ++warp->first) {
-      do_one(w, warp->asked.front());
+      do_one(warp->asked.front());
       warp->asked.pop_front();
     }
     warp->done = number + 1;
@@ -393,17 +411,16 @@ void issue(const Product& p) {
       asked.sums->asked = FA_HERE;
     }
     asked.sums->last_group = asked.group;
+    asked.chunks_of_A = &places_of_A(p, thread() / 32 % 4);
+    asked.chunks_of_B = &places_of_B(p);
     warp.asked.push_back(asked);
-    must_lie_in_shared_memory(p, thread() / 32 % 4, FA_HERE);
+    must_lie_in_shared_memory(asked);
     must_agree(p, FA_HERE);
     const Deed deed = a_product();
     warp.last_of_group.resize(std::size_t(asked.group) + 1, deed);
     warp.last_of_group.back() = deed;
-    chunks_of_A(p, thread() / 32 % 4, [&](unsigned, unsigned, unsigned byte) {
-      async_will_read(byte, 16, FA_HERE, deed);
-    });
-    chunks_of_B(
-        p, [&](unsigned, unsigned, unsigned byte) { async_will_read(byte, 16, FA_HERE, deed); });
+    async_will_read(*asked.chunks_of_A, FA_HERE, deed);
+    async_will_read(*asked.chunks_of_B, FA_HERE, deed);
   }
   Asked& asked = warp.asked[index];
   if (!same(asked.p, p) || asked.group != warp.committed[lane])
@@ -481,10 +498,10 @@ void wait_for_products(int newest) {
   // The product is the warpgroup's: it has ended when all four warps' rows are there.
   Warps& warps = of_block<Warps>();
   const unsigned w = thread() / 128 * 4;
+  const Warp* const four = &warps[w];
   wait_until(
       [&] {
-        return std::min({warps[w].done, warps[w + 1].done, warps[w + 2].done, warps[w + 3].done}) >=
-               until;
+        return std::min({four[0].done, four[1].done, four[2].done, four[3].done}) >= until;
       },
       [] { return "for products that not all threads of its warpgroup have committed"; }, FA_HERE);
   warp.waiting[lane] = false;
