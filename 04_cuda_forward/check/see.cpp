@@ -16,6 +16,7 @@
 #include "common/core/check.cpp"
 #include "common/core/cuda.hpp"
 #include "common/emulator/cuda_on_cpu.cpp"
+#include "common/emulator/overlap.cpp"
 #include "common/emulator/places.cpp"
 #include "common/emulator/proxies.cpp"
 #include "common/emulator/races.cpp"
