@@ -130,6 +130,7 @@ def main() -> int:
         with ThreadPoolExecutor(6) as pool:
             for m, failed in zip(there, pool.map(runs, there)):
                 known.setdefault(m.name, {})[args.gpu] = failed
+                print(m.name, failed, flush=True)
     else:
         here = [m for m in chosen if m.order != "gpu"]
         with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
