@@ -99,7 +99,8 @@ void look_at_doubtful() {
 unsigned shared_offset(const void* p, const char* who, Place place) {
   const auto at = std::size_t(static_cast<const char*>(p) - generic_memory());
   if (at < shared_bytes()) return unsigned(at);
-  finding(std::string(who) + " at " + text_of(place) + " wants an address in shared memory");
+  finding(std::string(who) + " at " + text_of(place) +
+          " wants an address in shared memory (PTX, state spaces)");
   return 0;
 }
 char* async_memory() {
@@ -124,7 +125,7 @@ void async_reads(const Chunks& chunks, const char* who, Place place) {
     if (c.coming)
       finding(std::string(who) + " at " + text_of(place) + " reads byte " + std::to_string(first) +
               " of shared memory, to which the copy asked for at " + text_of(c.asked) +
-              " is on its way: nobody has waited for it");
+              " is on its way: nobody has waited for it (PTX, asynchronous operations)");
     if (!c.written()) continue;
     for (unsigned e = 0; e < 8; ++e) {
       const unsigned byte = first + 2 * e;
@@ -142,7 +143,8 @@ void async_will_write(unsigned at, unsigned bytes, const char* who, Place place,
     each_chunk(at, bytes, [&](Chunk& c, unsigned n) {
       const auto overwrites = [&](const std::string& why) {
         finding(std::string(who) + " asked for at " + text_of(place) + " overwrites byte " +
-                std::to_string(16 * n) + " of shared memory, " + why);
+                std::to_string(16 * n) + " of shared memory, " + why +
+                " (PTX, asynchronous operations)");
       };
       if (c.to_read)
         overwrites("which what was asked for at " + text_of(c.reads) + " has yet to read");
@@ -215,7 +217,8 @@ void thread_reads(unsigned at, unsigned bytes, Place place) {
     if (c.coming)
       finding(of_thread(thread()) + " reads byte " + std::to_string(std::max(at, 16 * n)) +
               " of shared memory at " + text_of(place) + ", to which the copy asked for at " +
-              text_of(c.asked) + " is on its way: it has not waited for it");
+              text_of(c.asked) +
+              " is on its way: it has not waited for it (PTX, asynchronous operations)");
     c.reader = std::uint16_t(thread() + 1);
     c.read = place;
   });

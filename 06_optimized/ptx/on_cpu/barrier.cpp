@@ -29,7 +29,8 @@ std::uint32_t shared_address(const void* p) { return shared_offset(p, "an instru
 // The 64 bits in shared memory are not looked at: what they would hold stands beside them.
 Phases& phases_of(const Barrier* b, Place at) {
   Phases& p = of_block<AllPhases>()[shared_offset(b, "a barrier", at)];
-  if (p.count == 0) finding("the barrier at " + text_of(at) + " was never initialised");
+  if (p.count == 0)
+    finding("the barrier at " + text_of(at) + " was never initialised (PTX, mbarrier.init)");
   if (!p.fenced && p.initialised_by != thread())
     finding("the barrier at " + text_of(at) + " is used before the thread that initialised it at " +
             text_of(p.initialised_at) + " has called fence_barriers() (PTX, fence.mbarrier_init)");
@@ -61,10 +62,11 @@ struct End : Pending {
 }  // namespace
 void init(Barrier* b, int count) {
   const unsigned at = shared_offset(b, "a barrier", FA_HERE);
-  if (at % 8) finding("the barrier at " + text_of(FA_HERE) + " is not aligned to 8 bytes");
+  if (at % 8)
+    finding("the barrier at " + text_of(FA_HERE) + " is not aligned to 8 bytes (PTX, mbarrier)");
   if (count < 1 || count >= 1 << 20)
     finding("the barrier at " + text_of(FA_HERE) + " is to count " + number(count) +
-            " arrivals, 1 to 2^20 - 1 are possible");
+            " arrivals, 1 to 2^20 - 1 are possible (PTX, mbarrier)");
   Phases p;
   p.count = p.missing = count;
   p.initialised_by = thread();
@@ -95,7 +97,7 @@ void arrives(Barrier* b, int bytes, Place at) {
         "one arrival too many)");
   if (bytes < 0 || bytes >= 1 << 20)
     finding("at " + text_of(at) + " a barrier is to expect " + number(bytes) +
-            " bytes, less than 2^20 are possible");
+            " bytes, less than 2^20 are possible (PTX, mbarrier.expect_tx)");
   release(p.order_of(p.ended));
   p.bytes += bytes;
   --p.missing;
@@ -213,7 +215,7 @@ void change_registers(int to, bool more, Place at) {
   auto& r = of_block<Registers>();
   if (to < 24 || to > 256 || to % 8)
     finding("setmaxnreg at " + text_of(at) + ": " + number(to) +
-            " registers; 24 to 256 are possible, a multiple of 8");
+            " registers; 24 to 256 are possible, a multiple of 8 (PTX, setmaxnreg)");
   auto& changes = r.changes[thread() / 128];
   const std::size_t mine = r.asked[thread()]++;
   if (mine == changes.size()) changes.push_back({to, more, at});
@@ -225,7 +227,7 @@ void change_registers(int to, bool more, Place at) {
   std::size_t& changed = r.changed[thread() / 32];
   if (changed == mine && (more ? to < now : to > now))
     finding("setmaxnreg at " + text_of(at) + (more ? " takes " : " gives back, and keeps ") +
-            number(to) + " registers where the warp has " + number(now));
+            number(to) + " registers where the warp has " + number(now) + " (PTX, setmaxnreg)");
   if (more)
     wait_until([&] { return changed > mine || r.left >= (to - now) * 32; },
                [&] {

@@ -54,9 +54,11 @@ unsigned place_of(const void* p, int bytes, unsigned aligned, const char* who, P
   const unsigned offset = shared_offset(p, who, at);
   if (offset % aligned)
     finding(std::string(who) + " at " + text_of(at) + ": byte " + std::to_string(offset) +
-            " of shared memory is no multiple of " + std::to_string(aligned));
+            " of shared memory is no multiple of " + std::to_string(aligned) +
+            " (PTX, cp.async.bulk)");
   if (offset + unsigned(bytes) > shared_bytes())
-    finding(std::string(who) + " at " + text_of(at) + " goes beyond the end of shared memory");
+    finding(std::string(who) + " at " + text_of(at) +
+            " goes beyond the end of shared memory (PTX, cp.async.bulk)");
   return offset;
 }
 
@@ -71,7 +73,8 @@ struct Load : Pending {
   bool possible() const override { return true; }
   int kind() const override { return 0; }
   std::string at_the_end() const override {
-    return "the block ends while the copy asked for at " + text_of(at) + " is on its way";
+    return "the block ends while the copy asked for at " + text_of(at) +
+           " is on its way (PTX, asynchronous operations)";
   }
   void put(unsigned byte, const void* from, std::size_t count, std::size_t of) const {
     for (char* memory : {generic_memory(), async_memory()}) {

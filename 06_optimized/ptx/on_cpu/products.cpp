@@ -117,7 +117,7 @@ unsigned row_of_block(const void* row, const char* who, Place at) {
   const unsigned byte = shared_offset(row, who, at);
   if (byte % 16)
     finding(std::string(who) + " at " + text_of(at) + ": byte " + std::to_string(byte) +
-            " of shared memory is no multiple of 16");
+            " of shared memory is no multiple of 16 (PTX, ldmatrix)");
   return byte;
 }
 }  // namespace
@@ -379,7 +379,8 @@ struct Group : Pending {
   std::string at_the_end() const override {
     for (const Asked& a : warp->asked)
       if (a.group == number)
-        return "the block ends while the product asked for at " + text_of(a.at) + " is under way";
+        return "the block ends while the product asked for at " + text_of(a.at) +
+               " is under way (PTX, wgmma.wait_group)";
     return {};
   }
   void happen() override {
