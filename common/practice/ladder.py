@@ -8,6 +8,7 @@ check/practice.txt names judge a hole.
 from __future__ import annotations
 
 import re
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -81,13 +82,13 @@ class Ladder:
         suite = run_suite(exe, tiles, limit=LIMIT)
         self.cut_short = not suite.ok
         if suite.ok:
-            suite = Suite(exe, suite.tests + run_suite(exe, f"{names}-{SPARED}", limit=LIMIT).tests)
-        for timing in TIMES if suite.ok and not self.empty else ():
-            time = {"FA_TIMING": timing}
-            more = run_suite(exe, tiles, env=time, limit=LIMIT)
-            suite = Suite(exe, suite.tests + more.tests)
-            if not more.ok:
-                break
+            runs = [(f"{names}-{SPARED}", time), *((tiles, {"FA_TIMING": t}) for t in (() if self.empty else TIMES))]
+            with ThreadPoolExecutor(len(runs)) as pool:
+                suites = list(pool.map(lambda run: run_suite(exe, run[0], env=run[1], limit=LIMIT), runs))
+            for (_, time), more in zip(runs, suites):
+                suite = Suite(exe, suite.tests + more.tests)
+                if not more.ok:
+                    break
         self.tests += suite.tests
         if not suite.ok and woven:
             self.blame(exe, suite, time)
