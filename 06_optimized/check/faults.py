@@ -134,7 +134,7 @@ def main() -> int:
                 print(m.name, failed, flush=True)
     else:
         here = [m for m in chosen if m.order != "gpu"]
-        with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
             for m, row in zip(here, pool.map(lambda m: on_cpu(m, args.build), here)):
                 known.setdefault(m.name, {}).update(row)
     known = {m.name: known[m.name] for m in mutants if m.name in known}
