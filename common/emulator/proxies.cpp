@@ -266,7 +266,7 @@ namespace {
 struct Stack {
   enum : std::uint32_t { mine, lent_to_read, lent, whose = 3, fence = 4 };
   struct Free {
-    void operator()(std::uint32_t* words) const { std::free(words); }
+    void operator()(std::uint32_t* all) const { std::free(all); }
   };
   // zeros, most of which are never touched
   std::unique_ptr<std::uint32_t[], Free> words{
