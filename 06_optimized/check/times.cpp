@@ -31,7 +31,7 @@ using Int = std::int64_t;
 unsigned seeds() {
   const char* const text = std::getenv("FA_SEEDS");
   if (text) return unsigned(std::strtoul(text, nullptr, 10));
-  return FA_SANITIZED ? 2 : 8;
+  return FA_SANITIZED ? 2 : 4;
 }
 
 // Small, but with more tiles of what is walked over, keys or in the backward queries, than a kernel

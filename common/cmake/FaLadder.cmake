@@ -99,8 +99,8 @@ macro(fa_ladder_on_cpu)
     # Two runs at the same times do the same, and addresses of 64 bits fill no CPU's memory. What a rung in the
     # middle hands on from its neighbours unchanged is tested on the first and the last.
     set(out *Determinism *Spread *LargeOffsets)
-    foreach(family IN ITEMS Scale Empty MaskedRows Values NonFinite Layouts Invariances LongRows Fuzz Errors
-        BackwardScale BackwardEmpty BackwardValues BackwardNonFinite BackwardLayouts BackwardFuzz BackwardIdentities
+    foreach(family IN ITEMS Heads Scale Empty MaskedRows Values NonFinite Layouts Invariances LongRows Fuzz Errors
+        BackwardHeads BackwardScale BackwardEmpty BackwardValues BackwardNonFinite BackwardLayouts BackwardFuzz BackwardIdentities
         BackwardErrors)
       list(TRANSFORM S_MIDDLE APPEND .${family} OUTPUT_VARIABLE these)
       list(APPEND out ${these})
