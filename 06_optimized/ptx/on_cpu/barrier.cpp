@@ -50,11 +50,13 @@ struct End : Pending {
       if (p.bytes < 0)
         return "the block ends, and in phase " + number(p.ended) +
                " of the barrier initialised at " + text_of(p.initialised_at) + " " +
-               number(-p.bytes) + " bytes have come that nobody announced";
+               number(-p.bytes) +
+               " bytes have come that nobody announced (PTX, mbarrier.expect_tx)";
       if (p.missing < p.count && p.missing > 0)
         return "the block ends in the middle of phase " + number(p.ended) +
                " of the barrier initialised at " + text_of(p.initialised_at) + ": " +
-               number(p.missing) + " of " + number(p.count) + " arrivals are missing";
+               number(p.missing) + " of " + number(p.count) +
+               " arrivals are missing (PTX, mbarrier)";
     }
     return {};
   }

@@ -285,7 +285,7 @@ void must_lie_in_shared_memory(const Asked& asked) {
       if (byte + 16 > shared_bytes())
         finding("the product asked for at " + text_of(asked.at) + " reads byte " +
                 std::to_string(byte) + " of shared memory, which has " +
-                std::to_string(shared_bytes()));
+                std::to_string(shared_bytes()) + " (PTX, matrix descriptor)");
 }
 
 // [16][N] of B as numbers. The four warps mostly want the same, one after the other.
