@@ -277,11 +277,12 @@ T __shfl_down_sync(unsigned mask, T value, unsigned by) {
   return fa::emulator::shuffle(mask, value, fa::emulator::lane() + by);
 }
 inline int __any_sync(unsigned mask, int x) { return fa::emulator::any(mask, x != 0); }
-#ifdef FA_XRAY
-float atomicAdd(float* address, float value);
-#else
-// One thread runs at a time; the atomic tells ThreadSanitizer that this is no race.
-inline float atomicAdd(float* address, float value) {
+
+namespace fa::emulator {
+
+// *address += value; returns what was there. One thread runs at a time; the atomic tells
+// ThreadSanitizer that this is no race.
+inline float add(float* address, float value) {
   std::uint32_t bits, now;
   auto* word = reinterpret_cast<std::uint32_t*>(address);
   __atomic_load(word, &bits, __ATOMIC_RELAXED);
@@ -294,6 +295,13 @@ inline float atomicAdd(float* address, float value) {
       return old;
   }
 }
+
+}  // namespace fa::emulator
+
+#ifdef FA_XRAY
+float atomicAdd(float* address, float value);  // notes it
+#else
+inline float atomicAdd(float* address, float value) { return fa::emulator::add(address, value); }
 #endif
 
 inline int atomicAdd(int* address, int value) {

@@ -850,7 +850,7 @@ float __expf(float x) noexcept {
 }
 float atomicAdd(float* address, float value) {
   note(address, 4, Op::add, __builtin_return_address(0));
-  return std::exchange(*address, *address + value);
+  return fa::emulator::add(address, value);
 }
 
 extern "C" {
@@ -869,8 +869,15 @@ FA_ACCESS(1) FA_ACCESS(2) FA_ACCESS(4) FA_ACCESS(8) FA_ACCESS(16) void __sanitiz
 void __tsan_init() {}
 void __tsan_func_entry(void*) {}
 void __tsan_func_exit() {}
-void __tsan_read_range(void*, unsigned long) {}  // whole structs, on the stack
-void __tsan_write_range(void*, unsigned long) {}
+// Whole structs: a word at a time.
+void __tsan_read_range(void* at, unsigned long bytes) {
+  for (unsigned long x = 0; x < bytes; x += 4)
+    note(static_cast<char*>(at) + x, 4, Op::read, __builtin_return_address(0));
+}
+void __tsan_write_range(void* at, unsigned long bytes) {
+  for (unsigned long x = 0; x < bytes; x += 4)
+    note(static_cast<char*>(at) + x, 4, Op::write, __builtin_return_address(0));
+}
 void __tsan_vptr_update(void**, void*) {}
 void __tsan_vptr_read(void**) {}
 unsigned char __tsan_atomic8_load(const volatile unsigned char* at, int) { return *at; }

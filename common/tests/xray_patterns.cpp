@@ -92,10 +92,16 @@ __global__ void copy_kernel(const float* in) {
   fa::cp_async_wait();
 }
 
-// Static shared memory has names.
+struct Three {
+  int a, b, c;
+};
+
+// Static shared memory has names; what is no number is moved a word at a time.
 __global__ void static_kernel(float* out) {
   alignas(16) __shared__ float square[32][32], padded[32][33];
+  __shared__ Three threes[32];
   const int lane = int(threadIdx.x);
+  if (lane < 2) threes[lane] = threes[7 - lane];  // read threes: 3 6 3 3
   for (int r = 0; r < 32; ++r) {
     square[r][lane] = float(r);  // write square: 32 1024 32 32
     padded[r][lane] = float(r);  // write padded: 32 1024 32 32

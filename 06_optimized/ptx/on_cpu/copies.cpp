@@ -160,7 +160,7 @@ struct AddOfPiece : Store {
     for (unsigned e = 0; e < bytes / 4; ++e) {
       float x;
       std::memcpy(&x, async_memory() + from + 4 * e, 4);
-      atomicAdd(to + e, x);
+      emulator::add(to + e, x);
     }
   }
 };
