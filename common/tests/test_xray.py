@@ -216,6 +216,16 @@ class TensorCores(unittest.TestCase):
                     self.assertEqual(int(row["took"]), turns * int(row["times"]))
                     self.assertEqual(int(row["lanes"]), 32 * int(row["times"]))
 
+    def test_the_profilers_table_shows_what_the_xray_counts_today(self) -> None:
+        recorded = (ROOT / "06_optimized/results/nvidia-h200.xray.txt").read_text(encoding="utf-8")
+        for name in ("swizzle", "hopper", "backward_hopper"):
+            [said] = re.findall(rf"^06 {name}\n\n((?:\|.*\n)+)", recorded, re.MULTILINE)
+            counted = xray_ncu.xray(learn(ROOT, "06", name, "--csv").stdout.splitlines())
+            rows, _ = xray_ncu.compare(counted, [sums for _, sums in counted])
+            wanted = [[cell.strip() for cell in row.split("|")[2:5]] for row in rows[2:]]
+            there = [[cell.strip() for cell in row.split("|")[2:5]] for row in said.splitlines()[2:]]
+            self.assertEqual([row for row in there if row[2] != "0"], wanted)
+
     def test_a_name_is_a_launch_before_it_is_a_file(self) -> None:
         """05's dkv.cu launches atomic, too."""
         self.assertEqual({row["kernel"] for row in table(learn(ROOT, "05", "dkv", "--csv").stdout)}, {"dkv"})
@@ -240,7 +250,7 @@ class Ncu(unittest.TestCase):
         head = ["ID", "Kernel Name", *xray_ncu.METRICS]
         values: list[dict[str, str]] = [
             {"ID": "0", "Kernel Name": "one(float)", "l1tex__t_sectors_pipe_lsu_mem_global_op_ld.sum": str(sectors),
-             "l1tex__data_pipe_lsu_wavefronts_mem_shared_op_ld.sum": "1,320"},
+             f"sm__{xray_ncu.TURNS}_ld.sum": "1,320"},
             {"ID": "1", "Kernel Name": "two", "l1tex__t_sectors_pipe_lsu_mem_global_op_st.sum": "160.000000"}]
         rows = [head, ["", ""] + ["sector"] * len(xray_ncu.METRICS), *([row.get(name, "0") for name in head] for row in values)]
         return "==PROF== Connected\n" + "\n".join(",".join(f'"{cell}"' for cell in row) for row in rows)
@@ -265,8 +275,9 @@ class Ncu(unittest.TestCase):
         self.assertEqual({name: count for name, count in sums.items() if count},
                          {"l1tex__t_requests_pipe_lsu_mem_global_op_ld.sum": 3,
                           "l1tex__t_sectors_pipe_lsu_mem_global_op_ld.sum": 12,
-                          "smsp__inst_executed_op_shared_ld.sum": 3,
-                          "l1tex__data_pipe_lsu_wavefronts_mem_shared_op_ld.sum": 12})
+                          "smsp__inst_executed_op_ldsm.sum": 3,
+                          f"sm__{xray_ncu.TURNS}_ldsm.sum": 12,
+                          f"sm__{xray_ncu.TURNS}_gmma.sum": 48})
 
     def test_a_kernel_is_found_where_it_is_launched(self) -> None:
         for number, kernel, file in (("04", "tiled", "04_cuda_forward/tiled.cu"),
