@@ -5,6 +5,7 @@ import stat
 import sys
 import tempfile
 import unittest
+from dataclasses import replace
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "06_optimized/check"))
@@ -43,6 +44,18 @@ class Faults(unittest.TestCase):
         self.assertIn("| `a`: what a does | forward/6_ring.cu | named | – | 8 | 0 of 3 |", text)
         self.assertIn("| `b`: what b does | forward/6_ring.cu |  |  |  |  |", text)
         self.assertTrue(text.endswith("- `a`: so\n"))
+
+    def test_the_summary_counts_what_was_tried_by_who_saw_it(self) -> None:
+        order = {"a": "late", "b": "early", "c": "", "d": "gpu", "e": "late"}
+        mutants = [replace(mutant(name), order=when) for name, when in order.items()]
+        seen = {"late": "said", "early": "passes", "random": 0, "said": "so", "G": "–"}
+        known = {"a": seen, "b": {**seen, "late": "passes", "early": "hangs", "random": 1, "said": "", "G": "hangs"},
+                 "c": {**seen, "G": "0 of 3; all tests: numbers"}, "d": {"G": "3 of 3"}}
+        text = table(mutants, known)
+        for line in ("planted | 1 | 2", "all tests of the kernel, on an G | 1 | 1", "– by not coming to an end, on an G | 0 | 1",
+                     "one test, on the CPU, late | 1 | 1", "– early | 0 | 1", "– at random, one of 8 seeds | 0 | 1",
+                     "– by a sentence that says where and why | 1 | 1"):
+            self.assertIn(f"\n| {line} |\n", text)
 
 
 if __name__ == "__main__":
