@@ -15,6 +15,7 @@
 
 #include "common/core/check.cpp"
 #include "common/core/cuda.hpp"
+#include "common/emulator/cores.cpp"
 #include "common/emulator/cuda_on_cpu.cpp"
 #include "common/emulator/overlap.cpp"
 #include "common/emulator/places.cpp"

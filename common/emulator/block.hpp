@@ -15,6 +15,7 @@
 #pragma once
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <list>
 #include <map>
 #include <memory>
@@ -177,6 +178,16 @@ void something_between(fa_emulated_stream*);  // no kernel, or somebody has wait
 void all_kernels_have_ended();
 void allocated(const void*, std::size_t bytes);
 void freed(const void*);
+
+// ---- blocks on several cores (cores.cpp) ----
+
+unsigned cores();  // FA_CORES, else 1
+// Memory that processes forked later share, or null; free_memory_of_all: whether it was such.
+void* memory_of_all(std::size_t bytes);
+bool free_memory_of_all(void*);
+// Calls run(core) in a process each; the last error that one returns. Throws what the first one
+// throws (std::logic_error).
+cudaError_t on_cores(unsigned n, const char* kernel, const std::function<cudaError_t(unsigned)>&);
 
 // ---- registers that belong to a product under way ----
 

@@ -628,30 +628,38 @@ void launch(const char* kernel, const void* function, bool early, dim3 grid, dim
       here = {};
     }
   } for_now(&launch);
-  kernel_begins(stream, early);
+  const std::uint64_t blocks = first_block_only ? 1 : std::uint64_t(grid.x) * grid.y * grid.z;
+  const unsigned n = unsigned(std::min(std::uint64_t(cores()), blocks));
+  kernel_begins(stream, early && n == 1);  // on several cores nobody notes what it waited for
   gridDim = grid;
   blockDim = block;
   randomness.seed(schedule.seed);
-  for (blockIdx.z = 0; blockIdx.z < grid.z; ++blockIdx.z)
-    for (blockIdx.y = 0; blockIdx.y < grid.y; ++blockIdx.y)
-      for (blockIdx.x = 0; blockIdx.x < grid.x; ++blockIdx.x) {
-        if (first_block_only && (blockIdx.x || blockIdx.y || blockIdx.z)) continue;
-        for (Fiber& f : launch.fibers) {
-          f.state = State::fresh;
-          f.warp_phase = f.block_phase = 0;
-          f.together = nullptr;
-        }
-        std::memset(launch.shared.get(), 0xff, shared_bytes + fence);  // NaN
-        if (char* const begin = shared_begin)
-          std::memset(begin, 0xff, std::size_t(shared_end - begin));
-        launch.states.clear();
-        ++block_number;
-        ::release(&launch.begin);
-        run_block();
-        ::acquire(&launch.end);
-        if (std::any_of(behind, behind + fence, [](char c) { return c != char(0xff); }))
-          last_error = cudaErrorIllegalAddress;
+  const auto run = [&](std::uint64_t first, std::uint64_t step) {
+    for (std::uint64_t b = first; b < blocks; b += step) {
+      blockIdx = {unsigned(b % grid.x), unsigned(b / grid.x % grid.y),
+                  unsigned(b / grid.x / grid.y)};
+      for (Fiber& f : launch.fibers) {
+        f.state = State::fresh;
+        f.warp_phase = f.block_phase = 0;
+        f.together = nullptr;
       }
+      std::memset(launch.shared.get(), 0xff, shared_bytes + fence);  // NaN
+      if (char* const begin = shared_begin)
+        std::memset(begin, 0xff, std::size_t(shared_end - begin));
+      launch.states.clear();
+      ++block_number;
+      ::release(&launch.begin);
+      run_block();
+      ::acquire(&launch.end);
+      if (std::any_of(behind, behind + fence, [](char c) { return c != char(0xff); }))
+        last_error = cudaErrorIllegalAddress;
+    }
+    return last_error;
+  };
+  if (n > 1)
+    last_error = on_cores(n, kernel, [&](unsigned core) { return run(core, n); });
+  else
+    run(0, 1);
   std::move(launch.fibers.begin(), launch.fibers.end(), std::back_inserter(rested));
   if (!first_block_only) kernel_ends(stream, kernel);
 }
@@ -763,17 +771,18 @@ cudaError_t cudaMalloc(void** memory, std::size_t bytes) {
   *memory = nullptr;
   if (bytes > std::size_t(fa::available_memory())) return last_error = cudaErrorMemoryAllocation;
   // Exactly as long as asked for, so that AddressSanitizer sees an access beyond it.
-  if (posix_memalign(memory, 256, bytes) != 0) {
+  if (fa::emulator::cores() > 1)
+    *memory = fa::emulator::memory_of_all(bytes);
+  else if (posix_memalign(memory, 256, bytes) != 0)
     *memory = nullptr;
-    return last_error = cudaErrorMemoryAllocation;
-  }
+  if (!*memory) return last_error = cudaErrorMemoryAllocation;
   std::memset(*memory, 0xff, bytes);
   fa::emulator::allocated(*memory, bytes);
   return cudaSuccess;
 }
 cudaError_t cudaFree(void* memory) {
   fa::emulator::freed(memory);
-  std::free(memory);
+  if (!fa::emulator::free_memory_of_all(memory)) std::free(memory);
   return cudaSuccess;
 }
 cudaError_t cudaMemGetInfo(std::size_t* free, std::size_t* total) {

@@ -245,6 +245,17 @@ class WithSchedule {
   Schedule before_;
 };
 
+// For tests: until the end of its life blocks run on so many cores, as with FA_CORES (cores.cpp).
+// Kernels find memory that was allocated in it, and no other.
+class WithCores {
+ public:
+  explicit WithCores(unsigned);
+  ~WithCores();
+
+ private:
+  unsigned before_;
+};
+
 // For tests: until the end of its life a block may have only so much shared memory.
 class LessSharedMemory {
  public:

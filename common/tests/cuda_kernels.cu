@@ -1,5 +1,7 @@
 #include "common/tests/cuda_kernels.hpp"
 
+#include <cstdlib>
+
 #include "common/core/cp_async.cuh"
 
 namespace fa::test_kernels {
@@ -66,6 +68,18 @@ __global__ void diverge_kernel(bool odd) {
   else
     __syncthreads();
 }
+__global__ void blocks_kernel(float* out, InBlockThree what) {
+  const unsigned block = blockIdx.y * gridDim.x + blockIdx.x;
+  out[1 + block] = float(block);
+  atomicAdd(out, 1.0f);
+  if (block != 3) return;
+  if (what == InBlockThree::hangs && threadIdx.x < 16) __syncwarp();
+#ifdef FA_EMULATED
+  if (what == InBlockThree::ends) std::abort();
+#endif
+  if (what == InBlockThree::writes_behind) dynamic_shared<float>()[32 + threadIdx.x] = 1;
+  __syncthreads();
+}
 __global__ void one_key_kernel(Forward<float> t, int d, long long Nq, float scale) {
   const long long i = (long long)(blockIdx.x) * blockDim.x + threadIdx.x;
   if (i >= Nq) return;
@@ -114,6 +128,9 @@ void at_once(const short* from, short* to, unsigned* steps) {
 void shuffles(int* out) { FA_LAUNCH(shuffles_kernel, dim3(1), dim3(64), 0, nullptr, out); }
 void count(float* out) { FA_LAUNCH(count_kernel, dim3(4), dim3(64), 0, nullptr, out); }
 void diverge(bool odd) { FA_LAUNCH(diverge_kernel, dim3(1), dim3(32), 0, nullptr, odd); }
+void blocks(float* out, InBlockThree what) {
+  FA_LAUNCH(blocks_kernel, dim3(2, 3), dim3(32), 128, nullptr, out, what);
+}
 void read(const float* address, float* out) {
   FA_LAUNCH(read_kernel, dim3(1), dim3(1), 0, nullptr, address, out);
 }

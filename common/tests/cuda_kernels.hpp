@@ -30,6 +30,9 @@ void shuffles(int* out);
 void count(float* out);
 // Half of a warp waits in a shuffle, the other half at __syncthreads. Hangs on a GPU.
 void diverge(bool odd);
+// out[0] += 32 and out[1 + b] = b by 6 blocks of 32 threads, of which one may do what it must not.
+enum class InBlockThree { nothing, hangs, ends, writes_behind };
+void blocks(float* out, InBlockThree);
 // The forward of one head with a single key, where O is V.
 void one_key(const Problem& p, const Forward<float>& t, cudaStream_t stream);
 // Reads *address.

@@ -263,6 +263,29 @@ TEST(Emulator, KernelsAreNotedByName) {
   EXPECT_EQ(emulator::take_kernels(), std::set<std::string>{"nothing"});
   EXPECT_TRUE(emulator::take_kernels().empty());
 }
+TEST(Emulator, BlocksOnSeveralCoresAreOneLaunch) {
+  using test_kernels::InBlockThree;
+  for (const unsigned cores : {1u, 4u, 100u}) {
+    SCOPED_TRACE(cores);
+    const emulator::WithCores several(cores);
+    DeviceMemory out(7 * sizeof(float));
+    const auto run = [&](InBlockThree what) {
+      std::fill_n(out.as<float>(), 7, 0.0f);
+      return error([&] { test_kernels::blocks(out.as<float>(), what); });
+    };
+    EXPECT_EQ(run(InBlockThree::nothing), "no error");
+    EXPECT_EQ(from_device<float>(out, 7), (std::vector<float>{6 * 32, 0, 1, 2, 3, 4, 5}));
+    expect_words(run(InBlockThree::hangs), {"blocks_kernel: block 1 hangs: threads 0-15"});
+#if !FA_SANITIZED
+    expect_words(run(InBlockThree::writes_behind),
+                 {"launch of blocks_kernel failed at", "illegal memory access"});
+#endif
+    EXPECT_EQ(run(InBlockThree::nothing), "no error");
+    if (cores == 1) continue;
+    EXPECT_EQ(run(InBlockThree::ends),
+              "blocks_kernel: a process with some of its blocks ended early");
+  }
+}
 TEST(Emulator, ThreadsThatWaitForEachOtherForEverAreReported) {
   EXPECT_EQ(error([] { test_kernels::diverge(false); }),
             "diverge_kernel: block 0 hangs: threads 0-15 wait for their warp (__syncwarp or a "
