@@ -25,7 +25,7 @@
 namespace fa::emulator {
 namespace {
 
-std::mutex mutex;  // guards the next
+std::mutex of_pages;  // guards the next
 std::map<void*, std::size_t> shared_by_all;
 
 unsigned in_use = 0;  // 0: not asked yet
@@ -86,12 +86,12 @@ void* memory_of_all(std::size_t bytes) {
   void* const at = mmap(nullptr, std::max(bytes, std::size_t(1)), PROT_READ | PROT_WRITE,
                         MAP_SHARED | MAP_ANONYMOUS, -1, 0);
   if (at == MAP_FAILED) return nullptr;
-  const std::lock_guard lock(mutex);
+  const std::lock_guard lock(of_pages);
   shared_by_all[at] = bytes;
   return at;
 }
 bool free_memory_of_all(void* at) {
-  const std::lock_guard lock(mutex);
+  const std::lock_guard lock(of_pages);
   const auto found = shared_by_all.find(at);
   if (found == shared_by_all.end()) return false;
   munmap(at, std::max(found->second, std::size_t(1)));
