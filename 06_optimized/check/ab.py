@@ -46,9 +46,9 @@ class Kernel:
     ptxas: str = ""  # what ptxas is known to say of it
 
 
-KERNELS = {"forward/12_hopper.cu": Kernel("launch_hopper", "FA_COUNTS"),
-           "forward/4_fa2.cu": Kernel("launch_fa2", ptxas="spills"),
-           "backward/9_hopper.cu": Kernel("launch_backward_hopper", "FA_ADDS_DQ", ("backward/0_around.cu",)),
+KERNELS = {"forward/hopper.cu": Kernel("launch_hopper", "FA_COUNTS"),
+           "forward/fa2.cu": Kernel("launch_fa2", ptxas="spills"),
+           "backward/hopper.cu": Kernel("launch_backward_hopper", "FA_ADDS_DQ", ("backward/0_around.cu",)),
            "backward/3_two_kernels.cu": Kernel("launch_backward_two_kernels", "",
                                                ("backward/0_around.cu", "backward/3_two_kernels_wide.cu"))}
 

@@ -54,7 +54,7 @@ PEERS = {"cudnn": "cuDNN", "fa2": "FlashAttention-2, PyTorch"}
 RESULTS = Path(__file__).resolve().parents[1] / "results"
 KERNELS = RESULTS / "kernels.json"
 # What ab.py measured, and which of its tables is on which page.
-VARIANTS = {"ab.json": (FORWARD, {"on and off": FORWARD.page, "tiles": FORWARD.page, "fa2": "forward/4_fa2.md"}),
+VARIANTS = {"ab.json": (FORWARD, {"on and off": FORWARD.page, "tiles": FORWARD.page, "fa2": "forward/fa2.md"}),
             "ab_backward.json": (BACKWARD, {"on and off": BACKWARD.page, "two kernels": "backward/3_two_kernels.md"})}
 LADDER: dict[str, object] = {"N": 4096, "d": 128, "causal": 0}
 SIZES = [(d, causal) for d in (64, 128, 256) for causal in (0, 1)]

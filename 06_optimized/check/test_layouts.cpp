@@ -148,7 +148,7 @@ TEST(swizzle, keeps_8_chunks_of_a_row_in_different_banks) {  // how tiles are wr
     }
 }
 
-// 4_fa2.cu finds chunk c + x of a row by an exclusive or, if c and x have no bit in common.
+// fa2.cu finds chunk c + x of a row by an exclusive or, if c and x have no bit in common.
 TEST(swizzle, moves_along_a_row_by_an_exclusive_or) {
   for (int row = 0; row < 16; ++row)
     for (int chunk = 0; chunk < 2; ++chunk)
@@ -201,7 +201,7 @@ TEST(order, sections_by_their_bytes) {
   EXPECT_EQ(heads_within(32, 0, 12), 12);
 }
 
-// The counts of forward/12_hopper.md, backward/6_early.md and 9_hopper.md. Each tile in its turn
+// The counts of forward/hopper.md, backward/6_early.md and hopper.md. Each tile in its turn
 // goes to the SM that is free first; steps[tile] is what it costs there. Of the SM that is done
 // last: its steps.
 int last_SM(const Order<int>& order, const std::vector<int>& steps) {

@@ -53,7 +53,7 @@ class LadderTest(unittest.TestCase):
         return ladder
 
     def test_family(self) -> None:
-        self.assertEqual([family(x) for x in ("forward/12_hopper.cu", "backward/1_mma.cu")], ["hopper", "backward_mma"])
+        self.assertEqual([family(x) for x in ("forward/hopper.cu", "backward/1_mma.cu")], ["hopper", "backward_mma"])
 
     def test_all_is_right(self) -> None:
         ladder = self.judged()

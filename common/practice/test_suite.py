@@ -121,8 +121,8 @@ class Pattern(unittest.TestCase):
 
 class Rules(unittest.TestCase):
     def test_the_emulators_sentences(self) -> None:
-        one = "thread 0 reads at /a/b/softmax.cuh:41 what mine/forward/6_ring.cu:95 has asked for (PTX, wgmma.wait_group)"
-        two = "block 3 hangs: threads 0-127 wait for a barrier at mine/forward/6_ring.cu:66"
+        one = "thread 0 reads at /a/b/softmax.cuh:41 what mine/forward/8_ring.cu:95 has asked for (PTX, wgmma.wait_group)"
+        two = "block 3 hangs: threads 0-127 wait for a barrier at mine/forward/8_ring.cu:66"
         bad = suite(rows_Sizes=f"case  B1 f32\nthrew: ring_kernel: block 0: {one}\nmore\n",
                     rows_Scale=f'C++ exception with description "ring_kernel: block 7: {one}" thrown in the test body.\n',
                     rows_Heads=f"threw: ring_kernel: {two}\n", lanes_Sizes="threw: a bad argument\n")

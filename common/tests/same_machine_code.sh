@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # A change that should leave the kernels as they are: does it? Compiles .cu files of two checkouts
 # and compares registers, shared memory and machine code. Needs nvcc, cuobjdump, nvdisasm; no GPU.
-#   common/tests/same_machine_code.sh ../before . 90a 06_optimized/forward/12_hopper.cu ...
+#   common/tests/same_machine_code.sh ../before . 90a 06_optimized/forward/hopper.cu ...
 set -euo pipefail
 [ $# -ge 4 ] || { echo "usage: $0 BEFORE AFTER ARCHITECTURE FILE..." >&2; exit 2; }
 for tool in nvcc cuobjdump nvdisasm; do

@@ -14,7 +14,7 @@ from mutants import Mutant  # noqa: E402
 
 
 def mutant(name: str) -> Mutant:
-    return Mutant(name, "forward/6_ring.cu", f"what {name} does", [], [], "ring.Sizes", order="late")
+    return Mutant(name, "forward/8_ring.cu", f"what {name} does", [], [], "ring.Sizes", order="late")
 
 
 class Faults(unittest.TestCase):
@@ -26,9 +26,9 @@ class Faults(unittest.TestCase):
             return verdict(exe, mutant("a"), "early", limit)
 
     def test_what_became_of_a_run(self) -> None:
-        said = "threw: ring_kernel: block 3: the copy asked for at /a/6_ring.cu:42 overwrites"
+        said = "threw: ring_kernel: block 3: the copy asked for at /a/8_ring.cu:42 overwrites"
         for script, what in (("exit 0", ("passes", "")), ("echo wrong; exit 1", ("wrong", "")), ("kill -9 $$", ("ends", "")),
-                             (f"echo '{said}'; exit 1", ("said", "the copy asked for at 6_ring.cu:42 overwrites")),
+                             (f"echo '{said}'; exit 1", ("said", "the copy asked for at 8_ring.cu:42 overwrites")),
                              ('[ "$FA_TIMING$FA_MUTANT" = earlya ]', ("passes", ""))):
             with self.subTest(script):
                 self.assertEqual(self.run_of(script), what)
@@ -41,8 +41,8 @@ class Faults(unittest.TestCase):
 
     def test_the_table(self) -> None:
         text = table([mutant("a"), mutant("b")], {"a": {"late": "said", "early": "passes", "random": 8, "said": "so", "NVIDIA H200": "0 of 3"}})
-        self.assertIn("| `a`: what a does | forward/6_ring.cu | named | – | 8 | 0 of 3 |", text)
-        self.assertIn("| `b`: what b does | forward/6_ring.cu |  |  |  |  |", text)
+        self.assertIn("| `a`: what a does | forward/8_ring.cu | named | – | 8 | 0 of 3 |", text)
+        self.assertIn("| `b`: what b does | forward/8_ring.cu |  |  |  |  |", text)
         self.assertTrue(text.endswith("- `a`: so\n"))
 
     def test_the_summary_counts_what_was_tried_by_who_saw_it(self) -> None:

@@ -21,7 +21,7 @@ expect 2 "one stage or none" ./learn test 00 01
 expect 2 "needs a stage" ./learn bench
 expect 2 "no skeleton 06_optimized/exercise/2_cp_async.cu" ./learn practice 06 2_cp_async.cu
 expect 2 "no skeleton 06_optimized/exercise/mma.cu; there are: ptx/fragments.hpp forward/1_mma.cu" ./learn practice 6 mma.cu
-expect 2 "backward/7_at_once.cu forward/9_overlap.cu backward/5_bulk.cu" ./learn practice 06 forward/8_pingpong.cu
+expect 2 "backward/7_at_once.cu forward/11_overlap.cu backward/5_bulk.cu" ./learn practice 06 forward/10_pingpong.cu
 expect 2 "practice needs a stage first, for example: ./learn practice 01 --reset" ./learn practice --reset
 expect 2 "practice has no option '--solve'; usage: ./learn practice NN [FILE...] [--level 1|2|3]" ./learn practice 1 --solve
 expect 2 "--level is 1, 2 or 3, got '4'" ./learn practice 1 --level 4
@@ -53,7 +53,7 @@ expect 2 "unknown stage '07'" ./learn see 07
 expect 3 "no C++ compiler" env CXX=no-such-compiler ./learn see
 expect 2 "xray needs a stage first, for example: ./learn xray 01" ./learn xray
 expect 2 "stage 03 has no kernels that run on the CPU; there are 04, 05 and 06" ./learn xray 03
-expect 2 "xray 06 wants a kernel or its file, for example forward/4_fa2; there are mma cp_async swizzle fa2" ./learn xray 06
+expect 2 "xray 06 wants a kernel or its file, for example forward/fa2; there are mma cp_async swizzle fa2" ./learn xray 06
 expect 2 "no kernel 'forward/softmax' in 06_optimized; there are mma" ./learn xray 06 forward/softmax
 expect 2 "a number of 16 bits does not say where it comes from" ./learn xray 06 hopper --svg one.svg
 expect 2 "no kernel 'fast' in 04_cuda_forward; there are register_tiled tiled" ./learn xray 04 fast

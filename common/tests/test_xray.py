@@ -281,8 +281,8 @@ class Ncu(unittest.TestCase):
 
     def test_a_kernel_is_found_where_it_is_launched(self) -> None:
         for number, kernel, file in (("04", "tiled", "04_cuda_forward/tiled.cu"),
-                                     ("06", "lock", "06_optimized/forward/8_pingpong.cu"),
-                                     ("06", "backward_hopper", "06_optimized/backward/9_hopper.cu")):
+                                     ("06", "lock", "06_optimized/forward/10_pingpong.cu"),
+                                     ("06", "backward_hopper", "06_optimized/backward/hopper.cu")):
             [stage] = ROOT.glob(f"{number}_*")
             self.assertEqual(xray_ncu.file_of(stage, kernel), Path(file))
         with self.assertRaisesRegex(xray_ncu.Bad, "no kernel 'nothing' in 06_optimized"):

@@ -1,4 +1,4 @@
-// Practice 06, level 1, of forward/6_ring.cu. Keep the marks; ./learn practice 06
+// Practice 06, level 1, of forward/8_ring.cu. Keep the marks; ./learn practice 06
 // Rung 6: a ring of buffers. A barrier for each buffer says "full", another "free", and a warp of
 // its own does nothing but bring tiles.
 //

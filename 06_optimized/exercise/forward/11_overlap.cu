@@ -1,4 +1,4 @@
-// Practice 06, level 1, of forward/9_overlap.cu. Keep the marks; ./learn practice 06
+// Practice 06, level 1, of forward/11_overlap.cu. Keep the marks; ./learn practice 06
 // Rung 9: overlap within a warpgroup. Q K^T of the next tile and P V of this one go to the tensor
 // cores together, and the softmax of the next tile runs under the second.
 //
