@@ -26,7 +26,8 @@ enum class BackwardKernel {
   early,        // backward/6: the next scores are under way before this step is done
   at_once,      // backward/7: P is multiplied as soon as it is there
   late,         // backward/8: dQ one step late, and nobody waits for the other group
-  hopper,       // backward/9: a shape for each head dimension. The whole contract, on 9.0
+  masks,        // backward/9: no work that only a mask needs where there is none
+  hopper,       // a shape for each head dimension. The whole contract, on 9.0
 };
 
 // What a kernel promises beyond this: any B, heads (groups too: dK and dV are sums over the group),
@@ -119,6 +120,7 @@ FA_LAUNCH_OF(bulk);
 FA_LAUNCH_OF(early);
 FA_LAUNCH_OF(at_once);
 FA_LAUNCH_OF(late);
+FA_LAUNCH_OF(masks);
 FA_LAUNCH_OF(hopper);
 #undef FA_LAUNCH_OF
 

@@ -15,7 +15,10 @@ constexpr Rung ladder[] = {
     {Kernel::mma, "mma", 80, false, true, true},
     {Kernel::cp_async, "cp_async", 80, false, true, true},
     {Kernel::swizzle, "swizzle", 80, false, true, true},
+    {Kernel::wide_warps, "wide_warps", 80, false, true, true},
+    {Kernel::two_loops, "two_loops", 80, false, true, true},
     {Kernel::fa2, "fa2", 80, true, true, true},
+    {Kernel::tma, "tma", 90, false, false, false},
     {Kernel::wgmma, "wgmma", 90, false, false, false},
     {Kernel::ring, "ring", 90, false, false, false},
     {Kernel::specialised, "specialised", 90, false, false, false},
@@ -24,6 +27,7 @@ constexpr Rung ladder[] = {
     {Kernel::overlap, "overlap", 90, false, false, false},
     {Kernel::rows, "rows", 90, false, false, false},
     {Kernel::persistent, "persistent", 90, false, false, false},
+    {Kernel::longest_first, "longest_first", 90, false, false, false},
     {Kernel::hopper, "hopper", 90, true, true, true},
 };
 
@@ -48,6 +52,10 @@ void launch(const Problem& p, const Forward<T>& t, Kernel kernel, float scale,
       return launch_cp_async(p, t, scale, stream);
     case Kernel::swizzle:
       return launch_swizzle(p, t, scale, stream);
+    case Kernel::wide_warps:
+      return launch_wide_warps(p, t, scale, stream);
+    case Kernel::two_loops:
+      return launch_two_loops(p, t, scale, stream);
     case Kernel::fa2:
       return launch_fa2(p, t, scale, stream);
     case Kernel::hopper:
@@ -56,6 +64,8 @@ void launch(const Problem& p, const Forward<T>& t, Kernel kernel, float scale,
       break;
   }
   if constexpr (std::is_same_v<T, __nv_bfloat16>) switch (kernel) {
+      case Kernel::tma:
+        return launch_tma(p, t, scale, stream);
       case Kernel::wgmma:
         return launch_wgmma(p, t, scale, stream);
       case Kernel::ring:
@@ -70,8 +80,10 @@ void launch(const Problem& p, const Forward<T>& t, Kernel kernel, float scale,
         return launch_overlap(p, t, scale, stream);
       case Kernel::rows:
         return launch_rows(p, t, scale, stream);
-      default:
+      case Kernel::persistent:
         return launch_persistent(p, t, scale, stream);
+      default:
+        return launch_longest_first(p, t, scale, static_cast<unsigned*>(options.scratch), stream);
     }
 }
 
@@ -106,7 +118,9 @@ std::string wrong_capability(const std::string& who, int wanted, int here) {
 
 std::size_t scratch_bytes(const Problem& p, Kernel kernel) {
   const bool masked = p.causal != Causal::none || p.key_lengths;
-  return masked && chosen(kernel) == Kernel::hopper ? sizeof(unsigned) : 0;
+  kernel = chosen(kernel);
+  const bool counts = kernel == Kernel::longest_first || kernel == Kernel::hopper;
+  return masked && counts ? sizeof(unsigned) : 0;
 }
 
 template <class T>

@@ -21,6 +21,7 @@ constexpr BackwardRung ladder[] = {
     {BackwardKernel::early, "early", 90, false, false, false, false},
     {BackwardKernel::at_once, "at_once", 90, false, false, false, false},
     {BackwardKernel::late, "late", 90, false, false, false, false},
+    {BackwardKernel::masks, "masks", 90, false, false, false, false},
     {BackwardKernel::hopper, "hopper", 90, true, true, true, false},
 };
 
@@ -76,8 +77,10 @@ void launch(const Problem& p, const Backward<T>& t, BackwardKernel kernel, float
         return run(launch_backward_early<T>);
       case BackwardKernel::at_once:
         return run(launch_backward_at_once<T>);
-      default:
+      case BackwardKernel::late:
         return run(launch_backward_late<T>);
+      default:
+        return run(launch_backward_masks<T>);
     }
 }
 

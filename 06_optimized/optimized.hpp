@@ -19,20 +19,24 @@ namespace fa::optimized {
 inline constexpr int max_d = 256;
 
 enum class Kernel {
-  best,         // hopper if it can run here, else fa2
-  mma,          // forward/1: tensor cores by mma.sync
-  cp_async,     // forward/2: copies that do not wait, two buffers
-  swizzle,      // forward/3: no bank conflicts, ldmatrix
-  fa2,          // forward/4: FlashAttention-2. The whole contract, from compute capability 8.0 on
-  wgmma,        // forward/5: a warpgroup multiplies from shared memory, TMA fills it
-  ring,         // forward/6: full and empty barriers instead of __syncthreads
-  specialised,  // forward/7: one warp loads, two warpgroups compute, registers go where they work
-  lock,         // forward/8: ping-pong: one warpgroup's softmax under the other's products
-  no_lock,      // forward/8: the same, left to chance
-  overlap,      // forward/9: and a warpgroup's softmax under its own products
-  rows,         // forward/10: one row's maximum under the other row's exponentials
-  persistent,   // forward/11: a block for each SM, the next Q and the last O on their way
-  hopper,       // forward/12: the longest rows first. The whole contract, on 9.0
+  best,           // hopper if it can run here, else fa2
+  mma,            // forward/1: tensor cores by mma.sync
+  cp_async,       // forward/2: copies that do not wait, two buffers
+  swizzle,        // forward/3: no bank conflicts, ldmatrix
+  wide_warps,     // forward/4: a warp owns 32 rows, and two blocks share an SM
+  two_loops,      // forward/5: masks in a loop of their own, the longest tiles first
+  fa2,            // FlashAttention-2: the whole contract, from compute capability 8.0 on
+  tma,            // forward/6: the copy engine fills shared memory
+  wgmma,          // forward/7: a warpgroup multiplies from shared memory
+  ring,           // forward/8: full and empty barriers instead of __syncthreads
+  specialised,    // forward/9: a warp loads, two warpgroups compute, registers go where they work
+  lock,           // forward/10: ping-pong: one warpgroup's softmax under the other's products
+  no_lock,        // forward/10: the same, left to chance
+  overlap,        // forward/11: and a warpgroup's softmax under its own products
+  rows,           // forward/12: one row's maximum under the other row's exponentials
+  persistent,     // forward/13: a block for each SM, the next Q and the last O on their way
+  longest_first,  // forward/14: who is done takes the longest tile that is left
+  hopper,         // the whole contract, on 9.0
 };
 
 // What a kernel promises beyond this: any B, heads (groups too), Nq and Nk, both causal alignments,
@@ -116,7 +120,10 @@ Kernel forward(const Problem& p, const Forward<T>& t, const Options& options = {
 FA_LAUNCH_OF(mma);
 FA_LAUNCH_OF(cp_async);
 FA_LAUNCH_OF(swizzle);
+FA_LAUNCH_OF(wide_warps);
+FA_LAUNCH_OF(two_loops);
 FA_LAUNCH_OF(fa2);
+FA_LAUNCH_OF(tma);
 FA_LAUNCH_OF(wgmma);
 FA_LAUNCH_OF(ring);
 FA_LAUNCH_OF(specialised);
@@ -126,6 +133,9 @@ FA_LAUNCH_OF(overlap);
 FA_LAUNCH_OF(rows);
 FA_LAUNCH_OF(persistent);
 #undef FA_LAUNCH_OF
+template <class T>
+void launch_longest_first(const Problem& p, const Forward<T>& t, float scale, unsigned* taken,
+                          cudaStream_t stream);
 template <class T>
 void launch_hopper(const Problem& p, const Forward<T>& t, float scale, unsigned* taken,
                    cudaStream_t stream);

@@ -29,10 +29,10 @@ class Pass:
 
 FORWARD = Pass(
     "forward", "", "The forward",
-    {"mma": "1 tensor cores", "cp_async": "2 cp.async", "swizzle": "3 swizzle, ldmatrix", "fa2": "4 FlashAttention-2",
-     "wgmma": "5 wgmma, TMA", "ring": "6 ring of barriers", "specialised": "7 specialised warps",
+    {"mma": "1 tensor cores", "cp_async": "2 cp.async", "swizzle": "3 swizzle, ldmatrix", "wide_warps": "4 wide warps", "two_loops": "5 two loops", "fa2": "FlashAttention-2",
+     "tma": "6 TMA", "wgmma": "7 wgmma", "ring": "8 ring of barriers", "specialised": "9 specialised warps",
      "lock": "8 ping-pong", "no_lock": "8 without the lock", "overlap": "9 overlap", "rows": "10 row by row",
-     "persistent": "11 persistent", "hopper": "12 longest first"},
+     "persistent": "13 persistent", "longest_first": "14 longest first", "hopper": "hopper"},
     {"hopper": "hopper", "fa2": "fa2 (mma.sync)"}, ("stage04", "register_tiled", "04, fp32"),
     "README.md",
     {64: "The exponentials take as long as the products here, so all stay far below the dashes, hopper the least.",

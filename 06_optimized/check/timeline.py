@@ -126,7 +126,7 @@ FORWARD = Ladder(
     ),
     lanes=(("1", 0, ("S", "PV", "softmax")), ("2", 1, ("S", "PV", "softmax"))),
     loads={"K": ("#009e73", "K: asked for until found"), "V": ("#cc79a7", "V: the same"),
-           "": ("#666666", "K and V by one barrier (rung 5)")},
+           "": ("#666666", "K and V by one barrier (rung 7)")},
     cycles=9000,
 )
 

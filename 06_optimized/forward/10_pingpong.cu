@@ -1,4 +1,4 @@
-// Rung 8: ping-pong. One warpgroup's softmax under the other's products.
+// Rung 10: ping-pong. One warpgroup's softmax under the other's products.
 //
 // The idea: if both groups multiply together and take exponentials together, the tensor cores rest
 // during each softmax. A lock around the softmax lets one group in at a time; the other, which must

@@ -1,7 +1,7 @@
-// Rung 9: overlap within a warpgroup. Q K^T of the next tile and P V of this one go to the tensor
+// Rung 11: overlap within a warpgroup. Q K^T of the next tile and P V of this one go to the tensor
 // cores together, and the softmax of the next tile runs under the second.
 //
-// The idea: in rung 8 a group's own products and softmax still alternate. But S of tile j does not
+// The idea: in rung 10 a group's own products and softmax still alternate. But S of tile j does not
 // need P V of the tile before it; only P must wait, because the tensor cores are reading it. So two
 // products are issued at once, and what comes back first is worked on while the other runs. Turns
 // are kept at the issue of products, not at the softmax.

@@ -1,4 +1,4 @@
-// Rung 10: one row's maximum under the other row's exponentials.
+// Rung 12: one row's maximum under the other row's exponentials.
 //
 // The idea: a thread has two rows. The maximum of a row runs in the ALU, its exponentials in the
 // special function unit: two units that could work at the same time, on different rows. ptxas,

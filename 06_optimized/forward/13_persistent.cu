@@ -1,4 +1,4 @@
-// Rung 11: persistence. A block for each SM, that lives until the last tile is done.
+// Rung 13: persistence. A block for each SM, that lives until the last tile is done.
 //
 // The idea: a block that ends leaves its SM idle: the last O must leave, then a new block starts,
 // sets up barriers, waits for Q and the first K. A block that stays takes the next tile itself. Its

@@ -1,4 +1,4 @@
-// Rung 5: a new base. Hopper's tensor cores read their operands from shared memory themselves, and
+// Rung 7: a new base. Hopper's tensor cores read their operands from shared memory themselves, and
 // do not wait; Hopper's copy engine fills shared memory, and one thread is enough to ask it.
 //
 // The idea: with mma.sync a warp loads fragments, multiplies 16 x 8, loads ... Half of its

@@ -1,4 +1,4 @@
-// Rung 7: roles. A warpgroup that loads gives its registers to two that compute.
+// Rung 9: roles. A warpgroup that loads gives its registers to two that compute.
 //
 // The idea: a block of 64 rows reads all of K and V for 64 rows. Two warpgroups that share the
 // tiles halve that. But 64 x 128 scores and 64 x 128 outputs are 128 registers of each thread, with

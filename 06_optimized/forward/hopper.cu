@@ -1,4 +1,4 @@
-// Rung 12, the last: who computes what, and when. And the whole contract.
+// Rung 14, the last: who computes what, and when. And the whole contract.
 //
 // The idea: with a causal mask a tile of queries costs from one block of keys to all of them.
 // Blocks of threads that take every 132nd tile are done early or late by luck. Here the longest

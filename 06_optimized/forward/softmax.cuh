@@ -1,4 +1,4 @@
-// What rungs 5 to 12 have in common: the softmax of a block of scores that a warpgroup holds in its
+// What rungs 7 to 14 have in common: the softmax of a block of scores that a warpgroup holds in its
 // registers, and how O leaves them.
 //
 // A warpgroup holds S, 64 rows and 2 n columns, as wgmma.cuh says: a thread has n numbers, in two
@@ -48,7 +48,7 @@ __device__ void new_maximum_of(int r, const float (&S)[n], float c, float& m, fl
   largest = fmaxf(largest, __shfl_xor_sync(0xffffffff, largest, 1));
   largest = fmaxf(largest, __shfl_xor_sync(0xffffffff, largest, 2));
   // A row that has seen nothing yet: any finite number will do, its weights are 2^-inf = 0. A
-  // comparison and a choice; or, clamped, one instruction: rung 12 has that.
+  // comparison and a choice; or, clamped, one instruction: rung 14 has that.
   mc = clamp ? fmaxf(largest * c, -FLT_MAX) : largest == -INFINITY ? 0 : largest * c;
   alpha = ex2(fmaf(m, c, -mc));
   m = largest;
@@ -68,7 +68,7 @@ __device__ void weights_of(int r, float (&S)[n], float c, float mc, float alpha,
   l = even + odd;
 }
 
-// ---- of both rows. Rungs 5 to 9: first the maxima, then the weights ----
+// ---- of both rows. Rungs 7 to 11: first the maxima, then the weights ----
 
 template <int n>
 __device__ void new_maximum(const float (&S)[n], float c, float (&m)[2], float (&mc)[2],
@@ -84,7 +84,7 @@ __device__ void weights(float (&S)[n], float c, const float (&mc)[2], const floa
   for (int r = 0; r < 2; ++r) weights_of(r, S, c, mc[r], alpha[r], l[r]);
 }
 
-// ---- Rungs 10 to 12: row by row ----
+// ---- Rungs 12 to 14: row by row ----
 
 // In which order all this is done is up to ptxas. It takes both maxima first, and nothing else can
 // run beside them. But it moves nothing over a branch, even over one that is never taken: no factor
@@ -93,7 +93,7 @@ __device__ void weights(float (&S)[n], float c, const float (&mc)[2], const floa
 enum class Branch {
   none,
   after_first_maximum,
-  after_weights  // not here, but in rung 12, between softmax() and the wait for O
+  after_weights  // not here, but in rung 14, between softmax() and the wait for O
 };
 
 // m = max(m, max_j S_ij), alpha = 2^(c (m_before - m)), P_ij = 2^(c (S_ij - m)) in place of S,
@@ -137,7 +137,7 @@ __device__ void divide(int r, float (&O)[n], float l) {
   }
 }
 
-// ---- Rungs 11 and 12: the end in two calls, which rungs 5 to 10 spell out ----
+// ---- Rungs 13 and 14: the end in two calls, which rungs 7 to 12 spell out ----
 
 // O_i = O / l, L_i = scale m + log l, unless LSE is null. A row without keys has l = 0: O = 0 and
 // L = -inf. `row` is the thread's upper one in a tile of `rows`, whose LSE begins at LSE[first].

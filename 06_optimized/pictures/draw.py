@@ -248,8 +248,8 @@ def ways() -> None:
     p = Picture(
         "ways",
         "How K and V reach the multipliers",
-        "In rung 1 through registers to shared memory, then by loads of 32 and 16 bits to registers. In rungs 2 to 4 by"
-        " cp.async to shared memory and ldmatrix to registers. From rung 5 by TMA to shared memory, which the tensor"
+        "In rung 1 through registers to shared memory, then by loads of 32 and 16 bits to registers. In rungs 2 to 5 by"
+        " cp.async to shared memory and ldmatrix to registers. From rung 6 by TMA to shared memory, which the tensor"
         " cores read themselves.",
         "The way of K and V",
         300,
@@ -475,10 +475,10 @@ def fa2() -> None:
 def wgmma() -> None:
     p = Picture(
         "wgmma",
-        "Rung 5: a tile in shared memory, and the order in time",
+        "Rung 7: a tile in shared memory, and the order in time",
         "A tile of K, 128 rows and 128 columns, is two boxes of 64 columns. In time copy, S, softmax and P V follow "
         "each other.",
-        "Rung 5: a tile is two boxes; everything waits for everything",
+        "Rung 7: a tile is two boxes; everything waits for everything",
         330,
     )
     for k, (x, name) in enumerate(((40.0, "box 0: columns 0 – 63"), (250.0, "box 1: columns 64 – 127"))):
@@ -525,10 +525,10 @@ def wgmma() -> None:
 def ring() -> None:
     p = Picture(
         "ring",
-        "Rung 6: a ring of two buffers, its barriers, and the order in time",
+        "Rung 8: a ring of two buffers, its barriers, and the order in time",
         "The loader waits for free and announces bytes on full; the warpgroup waits for full and arrives on free. The"
         " phase flips after each pass of the ring.",
-        "Rung 6: two buffers, four barriers, two phases",
+        "Rung 8: two buffers, four barriers, two phases",
         470,
     )
     for i, x in enumerate((250.0, 430.0)):
@@ -586,10 +586,10 @@ def ring() -> None:
 def registers() -> None:
     p = Picture(
         "registers",
-        "Rung 7: registers move to where they work",
+        "Rung 9: registers move to where they work",
         "65,536 registers of an SM: three warpgroups of 168 a thread each, or 24 for the loader and 240 for each of two"
         " that compute. Below: both groups in step share every unit.",
-        "Rung 7: 65,536 registers, and who has them",
+        "Rung 9: 65,536 registers, and who has them",
         444,
     )
     scale = 640 / 65536
@@ -616,7 +616,7 @@ def registers() -> None:
         p.box(x, y + 8, 700 - x, 40, "#bbbbbb", dashed=True)
     p.text(62, 202, "↑ the loader", 11)
     x, y = 60.0, 234.0
-    p.text(60, y, "a thread that computes, from rung 9 on: 240 at d = 128", 12, bold=True)
+    p.text(60, y, "a thread that computes, from rung 11 on: 240 at d = 128", 12, bold=True)
     for n, name, colour in (
         (64, "S 64", BLUE),
         (32, "P 32", DARK_ORANGE),
@@ -649,10 +649,10 @@ def registers() -> None:
 def pingpong() -> None:
     p = Picture(
         "pingpong",
-        "Rung 8: one group's softmax under the other's products",
+        "Rung 10: one group's softmax under the other's products",
         "With the lock the two groups alternate in the softmax; the tensor cores always have a product of the other"
         " group.",
-        "Rung 8: one group's softmax under the other's products",
+        "Rung 10: one group's softmax under the other's products",
         250,
     )
     left, scale = 110.0, 0.147
@@ -689,10 +689,10 @@ def pingpong() -> None:
 def overlap() -> None:
     p = Picture(
         "overlap",
-        "Rung 9: as written, and as compiled",
+        "Rung 11: as written, and as compiled",
         "As written a group's softmax may run from the end of its S on, also under its own P V. As compiled only the "
         "row maximum does; the exponentials wait for P V.",
-        "Rung 9: as the source says, and as ptxas orders it",
+        "Rung 11: as the source says, and as ptxas orders it",
         376,
     )
     left, scale = 110.0, 0.147
@@ -731,7 +731,7 @@ def overlap() -> None:
         24,
         360,
         "S comes back first. As written the softmax has 1536 cycles before the group's next turn; as compiled 1024, as in"
-        " rung 8.",
+        " rung 10.",
         12,
         fill=MUTED,
     )
@@ -741,15 +741,15 @@ def overlap() -> None:
 def persistent() -> None:
     p = Picture(
         "persistent",
-        "Rungs 10 and 11 between two tiles of queries",
-        "In rung 10 the last O leaves, a new block starts, and Q and K come, while the tensor cores idle. In rung 11 the"
+        "Rungs 12 and 13 between two tiles of queries",
+        "In rung 12 the last O leaves, a new block starts, and Q and K come, while the tensor cores idle. In rung 13 the"
         " next Q and K are there, and O leaves meanwhile.",
         "From one tile of queries to the next",
         330,
     )
     left, scale = 118.0, 0.152
     y = 62.0
-    p.text(24, y, "rung 10: a new block", 13, bold=True)
+    p.text(24, y, "rung 12: a new block", 13, bold=True)
     lane(p, y + 10, "copy engine", [(900, 1250, "e", "O leaves"), (1900, 2500, "c", "Q, K, V")], left, scale)
     lane(
         p,
@@ -768,7 +768,7 @@ def persistent() -> None:
         scale,
     )
     y = 184.0
-    p.text(24, y, "rung 11: the same block goes on", 13, bold=True)
+    p.text(24, y, "rung 13: the same block goes on", 13, bold=True)
     lane(p, y + 10, "copy engine", [(0, 500, "c", "next Q, K"), (900, 1250, "e", "O leaves")], left, scale)
     lane(
         p,
@@ -805,7 +805,7 @@ def order() -> None:
     heads, tiles, sms = 2, 6, 4
     p = Picture(
         "order",
-        "Rung 12: every fourth tile, or the longest first",
+        "Rung 14: every fourth tile, or the longest first",
         "Twelve tiles of 1 to 6 blocks of keys on four SMs. Dealt out in turn they are done after 9 or 12 steps; taken"
         " longest first, after 10 or 11.",
         "12 tiles of a causal mask on 4 SMs: dealt out, or taken longest first",
@@ -823,8 +823,8 @@ def order() -> None:
             heapq.heappush(queue, (t + tile + 1, s))
     ends = []
     for y0, name, plan in (
-        (58.0, "rung 11: SM s takes tiles s, s + 4, s + 8", static),
-        (196.0, "rung 12: who is done takes the longest that is left", dynamic),
+        (58.0, "rung 13: SM s takes tiles s, s + 4, s + 8", static),
+        (196.0, "rung 14: who is done takes the longest that is left", dynamic),
     ):
         p.text(24, y0, name, 13, bold=True)
         ends.append([sum(t + 1 for _, t in one) for one in plan])

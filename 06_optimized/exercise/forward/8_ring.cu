@@ -1,8 +1,8 @@
 // Practice 06, level 1, of forward/8_ring.cu. Keep the marks; ./learn practice 06
-// Rung 6: a ring of buffers. A barrier for each buffer says "full", another "free", and a warp of
+// Rung 8: a ring of buffers. A barrier for each buffer says "full", another "free", and a warp of
 // its own does nothing but bring tiles.
 //
-// The idea: rung 5 asks for a tile when it needs it. Here the loader runs ahead: it waits until a
+// The idea: rung 7 asks for a tile when it needs it. Here the loader runs ahead: it waits until a
 // buffer is free, asks TMA to fill it, goes on to the next. The warpgroup that
 // computes waits until a buffer is full, uses it, says that it is free. The loop has no
 // __syncthreads any more, and K and V have barriers of their own: K_j is free again while V_j is

@@ -1,0 +1,213 @@
+// Rung 13: persistence. A block for each SM, that lives until the last tile is done.
+//
+// The idea: a block that ends leaves its SM idle: the last O must leave, then a new block starts,
+// sets up barriers, waits for Q and the first K. A block that stays takes the next tile itself. Its
+// loader is then ahead of the tile: the next Q comes into a second buffer while this one is in use,
+// and O leaves from a buffer of its own while the next tile has begun.
+//
+// What should change: most for short sequences, where a tile is over after a few steps. Nothing in
+// the loop.
+//
+// Measured: 698 TFLOP/s after 658.
+#include <algorithm>
+
+#include "06_optimized/forward/softmax.cuh"
+#include "06_optimized/optimized.hpp"
+#include "06_optimized/ptx/tma.cuh"
+#include "06_optimized/ptx/wgmma.cuh"
+
+namespace fa::optimized {
+namespace {
+
+using T = __nv_bfloat16;
+
+constexpr int D = 128, groups = 2, Br = 64 * groups, Bc = 128;
+constexpr int stages = 2, Q_buffers = 2;
+constexpr int threads = 128 * (groups + 1);  // a warpgroup that loads, two that compute
+
+struct Shared {
+  alignas(1024) T Q[Q_buffers][Br * D], K[stages][Bc * D], V[stages][Bc * D], O[Br * D];
+  Barrier Q_full[Q_buffers], Q_free[Q_buffers];
+  Barrier K_full[stages], K_free[stages], V_full[stages], V_free[stages];
+};
+
+// Asks for a tile of `rows` rows, from row `first` of head h on.
+template <int rows>
+__device__ void bring(T* tile, const CUtensorMap& map, Barrier* full, int first, int h, int b) {
+  arrive_expecting(full, rows * D * int(sizeof(T)));
+#pragma unroll
+  for (int x = 0; x < D; x += 64) tma_load(tile + x * rows, map, full, x, first, h, b);
+}
+
+// Tile of queries n of all, the longest rows first.
+struct Place {
+  int b, h, i0, rows;
+  __device__ Place(const Problem& p, int n) {
+    const int tiles = int((p.Nq + Br - 1) / Br), head = n / tiles;
+    b = head / int(p.Hq);
+    h = head % int(p.Hq);
+    i0 = (tiles - 1 - n % tiles) * Br;
+    rows = min(Br, int(p.Nq) - i0);
+  }
+};
+
+__device__ void load(Shared& shared, const ForwardMaps& maps, const Problem& p, int count) {
+  Ring<Q_buffers> q;
+  Ring<stages> k, v;
+  for (int n = blockIdx.x; n < count; n += gridDim.x, q.next()) {
+    const Place at(p, n);
+    const int seen = int(Mask(p, at.b).visible_keys(at.i0 + at.rows - 1));
+    const int blocks = max(1, (seen + Bc - 1) / Bc), hk = int(p.key_head(at.h));
+    wait(&shared.Q_free[q.at], q.phase ^ 1);
+    bring<Br>(shared.Q[q.at], maps.Q, &shared.Q_full[q.at], at.i0, at.h, at.b);
+    const auto bring_K = [&](int j) {
+      wait(&shared.K_free[k.at], k.phase ^ 1);
+      bring<Bc>(shared.K[k.at], maps.K, &shared.K_full[k.at], j * Bc, hk, at.b);
+      k.next();
+    };
+    const auto bring_V = [&](int j) {
+      wait(&shared.V_free[v.at], v.phase ^ 1);
+      bring<Bc>(shared.V[v.at], maps.V, &shared.V_full[v.at], j * Bc, hk, at.b);
+      v.next();
+    };
+    bring_K(blocks - 1);
+    for (int j = blocks - 1; j > 0; --j) {
+      bring_K(j - 1);  // K is needed earlier than V
+      bring_V(j);
+    }
+    bring_V(0);
+  }
+}
+
+__device__ void compute(Shared& shared, const ForwardMaps& maps, const Problem& p,
+                        const Forward<T>& t, int count, float scale) {
+  const int group = uniform(threadIdx.x / 128) - 1, warp = threadIdx.x / 32 % 4;
+  const int lane = threadIdx.x % 32;
+  const bool leader = threadIdx.x % 128 == 0;
+  const float c = scale * 1.4426950408889634f;  // exp(scale x) = 2^(c x)
+
+  // The groups issue their products in turn.
+  const auto my_turn = [&] { sync(1 + group, 256); };
+  const auto next_turn = [&] { arrive(2 - group, 256); };
+  if (group == 0) arrive(1, 256);  // the first turn is its own
+
+  Ring<Q_buffers> q;
+  Ring<stages> kv;
+  for (int n = blockIdx.x; n < count; n += gridDim.x, q.next()) {
+    const Place at(p, n);
+    const int row = 64 * group + 16 * warp + lane / 4;  // of the tile; the other is 8 below
+    const Mask mask(p, at.b);
+    const int visible[2] = {int(mask.visible_keys(at.i0 + min(row, at.rows - 1))),
+                            int(mask.visible_keys(at.i0 + min(row + 8, at.rows - 1)))};
+    const int blocks = max(1, (int(mask.visible_keys(at.i0 + at.rows - 1)) + Bc - 1) / Bc);
+    const int full = int(mask.visible_keys(at.i0 + min(64 * group, at.rows - 1))) / Bc;
+    const T* Qi = shared.Q[q.at] + group * 64 * 64;  // the group's rows, of each box of 64 columns
+    float O[D / 2] = {}, m[2] = {-INFINITY, -INFINITY}, l[2] = {0, 0}, alpha[2];
+    std::uint32_t P[Bc / 16][4];
+    wait(&shared.Q_full[q.at], q.phase);
+
+    // S of the last tile by itself
+    int j = blocks - 1;
+    {
+      float S[Bc / 2];
+      wait(&shared.K_full[kv.at], kv.phase);
+      wgmma_fence();
+      multiply_transposed<T, D, Br, Bc>(S, Qi, shared.K[kv.at]);
+      wgmma_commit();
+      wgmma_wait<0>(S);
+      if (leader) arrive(&shared.K_free[kv.at]);
+      hide(S, visible, j * Bc);
+      softmax<Branch::after_first_maximum>(S, c, m, l, alpha);
+      round_to<T>(P, S);
+    }
+    // A step: S of tile j and O += P V of the tile before are under way together, and the softmax
+    // of tile j begins when S is there.
+    const auto step = [&](auto masked) {
+      float S[Bc / 2];
+      const Ring<stages> before = kv;
+      kv.next();
+      wait(&shared.K_full[kv.at], kv.phase);
+      my_turn();
+      wgmma_fence();
+      multiply_transposed<T, D, Br, Bc>(S, Qi, shared.K[kv.at]);
+      wgmma_commit();
+      wait(&shared.V_full[before.at], before.phase);
+      wgmma_fence();
+      multiply_add<T, Bc>(O, P, shared.V[before.at]);
+      wgmma_commit();
+      next_turn();
+      wgmma_wait<1>(S);
+      if (leader) arrive(&shared.K_free[kv.at]);
+      if constexpr (decltype(masked)::value) hide(S, visible, j * Bc);
+      softmax<Branch::after_first_maximum>(S, c, m, l, alpha);
+      wgmma_wait<0>(O);
+      if (leader) arrive(&shared.V_free[before.at]);
+      round_to<T>(P, S);
+      scale_rows(O, alpha);
+    };
+    --j;
+#pragma unroll 1
+    for (; j >= full && j >= 0; --j) step(std::true_type());
+#pragma unroll 1
+    for (; j >= 0; --j) step(std::false_type());
+
+    // The last O += P V. Q is no longer needed: the one after the next may come.
+    __syncwarp();
+    if (lane == 0) arrive(&shared.Q_free[q.at]);
+    wait(&shared.V_full[kv.at], kv.phase);
+    wgmma_fence();
+    multiply_add<T, Bc>(O, P, shared.V[kv.at]);
+    wgmma_commit();
+    wgmma_wait<0>(O);
+    if (leader) arrive(&shared.V_free[kv.at]);
+    kv.next();
+
+    // O_i = O / l, L_i = scale m + log l
+    finish(O, m, l, scale, t.LSE, (at.b * p.Hq + at.h) * p.Nq + at.i0, row, at.rows);
+
+    // A warp's 16 rows leave by themselves, while the next tile has begun.
+    T* Oi = shared.O + (64 * group + 16 * warp) * 64;
+    if (lane == 0) tma_wait_read();
+    __syncwarp();  // the rows of the tile before have left
+    store_rows<Br>(maps.O, Oi, O, lane, at.i0, 64 * group + 16 * warp, at.h, at.b);
+  }
+  if (lane == 0) tma_wait_read();
+}
+
+__global__ void __launch_bounds__(threads, 1)
+    longest_first_kernel(const __grid_constant__ ForwardMaps maps,
+                         const __grid_constant__ Problem p, const __grid_constant__ Forward<T> t,
+                         int count, float scale) {
+  auto& shared = FA_DYNAMIC_SHARED(Shared);
+  if (threadIdx.x == 0) {
+    init(shared.Q_full, shared.Q_free, 4 * groups);  // a lane of each warp says so
+    init(shared.K_full, shared.K_free, groups);      // a thread of each group
+    init(shared.V_full, shared.V_free, groups);
+    fence_barriers();
+  }
+  __syncthreads();
+  if (uniform(threadIdx.x / 128) == 0) {
+    give_registers<24>();
+    if (threadIdx.x < 32 && elected()) load(shared, maps, p, count);
+  } else {
+    take_registers<240>();
+    compute(shared, maps, p, t, count, scale);
+  }
+}
+
+}  // namespace
+
+template <class T>
+void launch_longest_first(const Problem& p, const Forward<T>& t, float scale, unsigned*,
+                          cudaStream_t stream) {
+  if (p.Nk == 0) return launch_swizzle(p, t, scale, stream);  // TMA knows no empty tensor
+  const ForwardMaps maps = maps_of(p, t, Br, Bc);
+  allow_shared_memory(longest_first_kernel, sizeof(Shared));
+  const int count = int(p.B * p.Hq * ((p.Nq + Br - 1) / Br));
+  FA_LAUNCH(longest_first_kernel, dim3(unsigned(std::min(processors(), count))), dim3(threads),
+            sizeof(Shared), stream, maps, p, t, count, scale);
+}
+template void launch_longest_first(const Problem&, const Forward<__nv_bfloat16>&, float, unsigned*,
+                                   cudaStream_t);
+
+}  // namespace fa::optimized

@@ -1,0 +1,153 @@
+// Rung 7: a new base. Hopper's tensor cores read their operands from shared memory themselves, and
+// do not wait; Hopper's copy engine fills shared memory, and one thread is enough to ask it.
+//
+// The idea: with mma.sync a warp loads fragments, multiplies 16 x 8, loads ... Half of its
+// instructions carry operands. With wgmma four warps together multiply 64 x 128, by one instruction
+// for every 16 of d; K and V are never in registers. TMA brings a whole tile, swizzled, with zeros
+// beyond the end; a barrier counts its bytes.
+//
+// What should change: no ldmatrix, no cp.async, no addresses. What should limit it: nothing
+// overlaps yet. The tensor cores wait for the softmax, the softmax for the tensor cores, both for
+// the copies.
+//
+// Measured: 479 TFLOP/s after 340; with a causal mask 438 after 330.
+#include "06_optimized/forward/softmax.cuh"
+#include "06_optimized/optimized.hpp"
+#include "06_optimized/ptx/tma.cuh"
+#include "06_optimized/ptx/wgmma.cuh"
+
+namespace fa::optimized {
+namespace {
+
+using T = __nv_bfloat16;
+
+constexpr int D = 128, Br = 64, Bc = 128, threads = 128;
+
+struct Shared {
+  alignas(1024) T Q[Br * D], K[Bc * D], V[Bc * D];
+  Barrier Q_full, KV_full;
+};
+
+struct Maps {
+  CUtensorMap Q, K, V, O;
+};
+
+// Asks for a tile of `rows` rows, from row `first` of head h on.
+template <int rows>
+__device__ void bring(T* tile, const CUtensorMap& map, Barrier* full, int first, int h, int b) {
+  arrive_expecting(full, rows * D * int(sizeof(T)));
+#pragma unroll
+  for (int x = 0; x < D; x += 64) tma_load(tile + x * rows, map, full, x, first, h, b);
+}
+
+// The tile of queries of this block, the longest rows first.
+struct Place {
+  int b, h, i0, rows;
+  __device__ explicit Place(const Problem& p) {
+    const int tiles = int((p.Nq + Br - 1) / Br), head = blockIdx.x / tiles;
+    b = head / int(p.Hq);
+    h = head % int(p.Hq);
+    i0 = (tiles - 1 - blockIdx.x % tiles) * Br;
+    rows = min(Br, int(p.Nq) - i0);
+  }
+};
+
+__global__ void __launch_bounds__(threads)
+    tma_kernel(const __grid_constant__ Maps maps, const __grid_constant__ Problem p,
+               const __grid_constant__ Forward<T> t, float scale) {
+  auto& shared = FA_DYNAMIC_SHARED(Shared);
+  if (threadIdx.x == 0) {
+    init(&shared.Q_full, 1);
+    init(&shared.KV_full, 1);
+    fence_barriers();
+  }
+  __syncthreads();
+
+  const Place at(p);
+  const int hk = int(p.key_head(at.h)), lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const int row = 16 * warp + lane / 4;  // of the tile; the other is 8 below
+  const Mask mask(p, at.b);
+  const int visible[2] = {int(mask.visible_keys(at.i0 + min(row, at.rows - 1))),
+                          int(mask.visible_keys(at.i0 + min(row + 8, at.rows - 1)))};
+  const int blocks = max(1, (int(mask.visible_keys(at.i0 + at.rows - 1)) + Bc - 1) / Bc);
+  const float c = scale * 1.4426950408889634f;  // exp(scale x) = 2^(c x)
+
+  if (threadIdx.x == 0) bring<Br>(shared.Q, maps.Q, &shared.Q_full, at.i0, at.h, at.b);
+  wait(&shared.Q_full, 0);
+
+  float O[D / 2] = {}, m[2] = {-INFINITY, -INFINITY}, l[2] = {0, 0}, mc[2], alpha[2];
+  std::uint32_t P[Bc / 16][4];
+  for (int j = 0, phase = 0; j < blocks; ++j, phase ^= 1) {
+    // K_j and V_j: one barrier, two copies
+    if (threadIdx.x == 0) {
+      arrive_expecting(&shared.KV_full, 2 * Bc * D * int(sizeof(T)));
+      for (int x = 0; x < D; x += 64) {
+        tma_load(shared.K + x * Bc, maps.K, &shared.KV_full, x, j * Bc, hk, at.b);
+        tma_load(shared.V + x * Bc, maps.V, &shared.KV_full, x, j * Bc, hk, at.b);
+      }
+    }
+    wait(&shared.KV_full, phase);
+
+    // S_ij = Q_i K_j^T
+    float S[Bc / 2];
+    wgmma_fence();
+    multiply_transposed<T, D, Br, Bc>(S, shared.Q, shared.K);
+    wgmma_commit();
+    wgmma_wait<0>(S);
+
+    // P_ij, m, l as ever (softmax.cuh); O = alpha O
+    const int first = j * Bc + 2 * (lane % 4), limit[2] = {visible[0] - first, visible[1] - first};
+    if (visible[0] < (j + 1) * Bc) hide(S, limit);
+    new_maximum(S, c, m, mc, alpha);
+    weights(S, c, mc, alpha, l);
+    round_to<T>(P, S);
+    scale_rows(O, alpha);
+
+    // O += P_ij V_j
+    wgmma_fence();
+    multiply_add<T, Bc>(O, P, shared.V);
+    wgmma_commit();
+    wgmma_wait<0>(O);
+    __syncthreads();  // K_j and V_j are no longer read
+  }
+
+  // O_i = O / l, L_i = scale m + log l. A row without keys has l = 0: O = 0 and L = -inf.
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    l[r] = row_sum(l[r]);
+    if (t.LSE && lane % 4 == 0 && row + 8 * r < at.rows)
+      t.LSE[(at.b * p.Hq + at.h) * p.Nq + at.i0 + row + 8 * r] =
+          l[r] == 0 ? -INFINITY : m[r] * scale + __logf(l[r]);
+    divide(r, O, l[r]);
+  }
+
+  // A warp's 16 rows leave by themselves, through what was the tile of Q.
+  T* Oi = shared.Q + 16 * warp * 64;
+  put<Br>(Oi, O, lane);
+  fence_async();
+  __syncwarp();
+  if (lane == 0) {
+#pragma unroll
+    for (int x = 0; x < D; x += 64)
+      tma_store(maps.O, Oi + x * Br, x, at.i0 + 16 * warp, at.h, at.b);
+    tma_commit();
+    tma_wait_read();
+  }
+}
+
+}  // namespace
+
+template <class T>
+void launch_tma(const Problem& p, const Forward<T>& t, float scale, cudaStream_t stream) {
+  if (p.Nk == 0) return launch_swizzle(p, t, scale, stream);  // TMA knows no empty tensor
+  const Maps maps = {
+      tensor_map(t.Q, p.B, p.Hq, p.Nq, D, Br), tensor_map(t.K, p.B, p.Hkv, p.Nk, D, Bc),
+      tensor_map(t.V, p.B, p.Hkv, p.Nk, D, Bc), tensor_map(t.O, p.B, p.Hq, p.Nq, D, 16)};
+  allow_shared_memory(tma_kernel, sizeof(Shared));
+  const std::int64_t blocks = p.B * p.Hq * ((p.Nq + Br - 1) / Br);
+  FA_LAUNCH(tma_kernel, dim3(unsigned(blocks)), dim3(threads), sizeof(Shared), stream, maps, p, t,
+            scale);
+}
+template void launch_tma(const Problem&, const Forward<__nv_bfloat16>&, float, cudaStream_t);
+
+}  // namespace fa::optimized
