@@ -29,9 +29,10 @@ class Pass:
 
 FORWARD = Pass(
     "forward", "", "The forward",
-    {"mma": "1 tensor cores", "cp_async": "2 cp.async", "swizzle": "3 swizzle, ldmatrix", "wide_warps": "4 wide warps", "two_loops": "5 two loops", "fa2": "FlashAttention-2",
-     "tma": "6 TMA", "wgmma": "7 wgmma", "ring": "8 ring of barriers", "specialised": "9 specialised warps",
-     "lock": "8 ping-pong", "no_lock": "8 without the lock", "overlap": "9 overlap", "rows": "10 row by row",
+    {"mma": "1 tensor cores", "cp_async": "2 cp.async", "swizzle": "3 swizzle, ldmatrix", "wide_warps": "4 wide warps",
+     "two_loops": "5 two loops", "fa2": "FlashAttention-2", "tma": "6 TMA", "wgmma": "7 wgmma",
+     "ring": "8 ring of barriers", "specialised": "9 specialised warps",
+     "lock": "10 ping-pong", "no_lock": "10 without the lock", "overlap": "11 overlap", "rows": "12 row by row",
      "persistent": "13 persistent", "longest_first": "14 longest first", "hopper": "hopper"},
     {"hopper": "hopper", "fa2": "fa2 (mma.sync)"}, ("stage04", "register_tiled", "04, fp32"),
     "README.md",
@@ -44,7 +45,7 @@ BACKWARD = Pass(
     {"mma": "1 tensor cores", "swizzle": "2 cp.async, swizzle", "two_kernels": "3 wgmma, two kernels",
      "fused": "4 one kernel, five products", "bulk": "5 dQ by the copy engine", "early": "6 early scores",
      "at_once": "7 P at once",
-     "late": "8 dQ a step late", "hopper": "9 shapes, no mask"},
+     "late": "8 dQ a step late", "masks": "9 masks apart", "hopper": "hopper"},
     {"hopper": "hopper", "two_kernels": "two_kernels (same bits)", "swizzle": "swizzle (mma.sync)"},
     ("stage05", "two_kernels", "05, fp32"), "backward/README.md",
     {64: "hopper makes the scores once, two_kernels twice: between their lines lie two of seven products.",
