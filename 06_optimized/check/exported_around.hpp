@@ -1,5 +1,5 @@
-// ./learn export 06, backward: 0_around.cu, which every launch needs. Its file and the kernel's have
-// names in common, so it has a namespace of its own here.
+// ./learn export 06, backward: 0_around.cu, which every launch needs. Some of its names are also
+// the kernel's, so it has a namespace of its own here.
 #pragma once
 #include "06_optimized/backward.hpp"
 #include "06_optimized/optimized.hpp"

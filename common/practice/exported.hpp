@@ -143,7 +143,7 @@ Exact exact(const Problem& p) {
 
 // ---- the comparison ----
 
-// How far a number may be off, as a part of what was added up for it. bf16 has 8 bits, so a rounding
+// How far a number may be off, as a part of what was added up for it. bf16 has 8 bits: a rounding
 // costs up to 2^-9. Rounded are weights, differences, results, and O, from which D is computed. In
 // fp32 every sum is rounded a hundred times, and the hardware has exponentials of its own.
 template <class T>
