@@ -16,6 +16,9 @@
 
 namespace fa::optimized {
 
+// Bytes of shared memory that a block of threads may have on compute capability 9.0.
+constexpr std::size_t most_shared = 227 * 1024;
+
 // ---- which keys a block has ----
 // Blocks of threads start in the order of their numbers. Each has Bc keys, from first_key() on, of
 // one head of all B Hkv.
