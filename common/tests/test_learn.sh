@@ -53,7 +53,7 @@ expect 2 "unknown stage '07'" ./learn see 07
 expect 3 "no C++ compiler" env CXX=no-such-compiler ./learn see
 expect 2 "xray needs a stage first, for example: ./learn xray 01" ./learn xray
 expect 2 "stage 03 has no kernels that run on the CPU; there are 04, 05 and 06" ./learn xray 03
-expect 2 "xray 06 wants a kernel or its file, for example forward/fa2; there are mma cp_async swizzle fa2" ./learn xray 06
+expect 2 "xray 06 wants a kernel or its file, for example forward/fa2; there are mma cp_async swizzle wide_warps two_loops" ./learn xray 06
 expect 2 "no kernel 'forward/softmax' in 06_optimized; there are mma" ./learn xray 06 forward/softmax
 expect 2 "a number of 16 bits does not say where it comes from" ./learn xray 06 hopper --svg one.svg
 expect 2 "no kernel 'fast' in 04_cuda_forward; there are register_tiled tiled" ./learn xray 04 fast
