@@ -1,4 +1,4 @@
-// What rungs 4 to 9 have in common: which keys a block of threads has, its steps over the queries
+// What rungs 4 to 9 and hopper have in common: which keys a block of threads has, its steps over the queries
 // that see them, how the tiles of a step come, what hides P, and how dK and dV leave.
 //
 // A block keeps Bc keys; each step brings Br queries. A warpgroup holds S, P, dP and dS transposed,
@@ -33,7 +33,7 @@ struct HeadByHead {
   __device__ int first_key() const { return int(blockIdx.x) % tiles * Bc; }
 };
 
-// Rungs 6 to 9: in sections of heads. With a causal mask the first keys are seen by the most
+// Rungs 6 to 9 and hopper: in sections of heads. With a causal mask the first keys are seen by the most
 // queries, so the shortest blocks come last.
 template <int Bc>
 struct InSections {
@@ -71,7 +71,7 @@ struct Place {
   int h, i0, steps;  // where the walk is; how many steps it has
 
   // Of keys that nobody sees the first row is Nq, and `first` may lie below it: a step of which all
-  // is hidden. Only rung 9, whose keys may hold NaN, must skip it.
+  // is hidden. Only hopper, whose keys may hold NaN, must skip it.
   template <class Keys>
   __device__ Place(const Problem& p, const Keys& keys, bool skip_unseen = false) {
     const int head = keys.head(), group = int(p.Hq / p.Hkv);
@@ -124,7 +124,7 @@ __device__ void bring(T (&X)[size], const CUtensorMap& map, float (&statistic)[B
 // ---- the mask ----
 
 // P_ij = 0 where query i does not see key j; hidden[r] counts hidden queries from the thread's
-// first. Rung 3 has this, too. Rung 9 hides S, before the exponentials, and says with which value.
+// first. Rung 3 has this, too. Rung 9 and hopper hide S, before the exponentials, and say with which value.
 template <int n>
 __device__ void hide(float (&P)[n], const int (&hidden)[2], float value = 0) {
 #pragma unroll
