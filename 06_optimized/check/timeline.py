@@ -88,7 +88,7 @@ class Ladder:
 def issued(into: str) -> Rule:
     """A product of wgmma: its first argument is what it adds to. The fence must be the last thing before it."""
     return Rule(f"{into} issued", "before",
-                rf"(?:wgmma_fence\(\);\s*)?\bmultiply\w*<[^;()]*>\({into}\b|\bissue_sum\({into}\b")
+                rf"(?:wgmma_fence\(\);\s*)?\bmultiply\w*<[^;()]*>\({into}\b|\bissue_(?:sum|pairs)\({into}\b")
 
 
 def product(into: str) -> tuple[Rule, Rule]:

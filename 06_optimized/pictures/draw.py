@@ -910,7 +910,7 @@ def backward_roof() -> None:
         "Cycles of the units of an SM for a step of the backward",
         "For d = 64 and 128: tensor cores 2560 and 2560 cycles, shared memory 2816 and 3200, issue slots 1190 and 800,"
         " exponentials 1024 and 512.",
-        "A step of rung 9: cycles of each unit of an SM",
+        "A step of the product, hopper: cycles of each unit of an SM",
         330,
     )
     left, scale, y = 216.0, 0.147, 62.0
