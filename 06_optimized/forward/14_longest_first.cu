@@ -200,7 +200,6 @@ __global__ void __launch_bounds__(threads, 1)
 template <class T>
 void launch_longest_first(const Problem& p, const Forward<T>& t, float scale, unsigned*,
                           cudaStream_t stream) {
-  if (p.Nk == 0) return launch_swizzle(p, t, scale, stream);  // TMA knows no empty tensor
   const ForwardMaps maps = maps_of(p, t, Br, Bc);
   allow_shared_memory(longest_first_kernel, sizeof(Shared));
   const int count = int(p.B * p.Hq * ((p.Nq + Br - 1) / Br));
