@@ -65,20 +65,20 @@ __device__ void compute(Shared& shared, const ForwardMaps& maps, const Problem& 
   const int group = uniform(threadIdx.x / 128) - 1, warp = threadIdx.x / 32 % 4;
   const int lane = threadIdx.x % 32;
   const bool leader = threadIdx.x % 128 == 0;
-  const T* Qi = shared.Q + group * 64 * 64;           // the group's rows, of each box of 64 columns
-  const int row = 64 * group + 16 * warp + lane / 4;  // of the tile; the other is 8 below
-  const Mask mask(p, at.b);
-  const int visible[2] = {int(mask.visible_keys(at.i0 + min(row, at.rows - 1))),
-                          int(mask.visible_keys(at.i0 + min(row + 8, at.rows - 1)))};
-  const int blocks = max(1, (int(mask.visible_keys(at.i0 + at.rows - 1)) + Bc - 1) / Bc);
-  const int full = int(mask.visible_keys(at.i0 + min(64 * group, at.rows - 1))) / Bc;
+  const float c = scale * 1.4426950408889634f;  // exp(scale x) = 2^(c x)
 
   // The groups issue their products in turn.
   const auto my_turn = [&] { sync(1 + group, 256); };
   const auto next_turn = [&] { arrive(2 - group, 256); };
   if (group == 0) arrive(1, 256);  // the first turn is its own
 
-  const float c = scale * 1.4426950408889634f;  // exp(scale x) = 2^(c x)
+  const int row = 64 * group + 16 * warp + lane / 4;  // of the tile; the other is 8 below
+  const Mask mask(p, at.b);
+  const int visible[2] = {int(mask.visible_keys(at.i0 + min(row, at.rows - 1))),
+                          int(mask.visible_keys(at.i0 + min(row + 8, at.rows - 1)))};
+  const int blocks = max(1, (int(mask.visible_keys(at.i0 + at.rows - 1)) + Bc - 1) / Bc);
+  const int full = int(mask.visible_keys(at.i0 + min(64 * group, at.rows - 1))) / Bc;
+  const T* Qi = shared.Q + group * 64 * 64;  // the group's rows, of each box of 64 columns
   float O[D / 2] = {}, m[2] = {-INFINITY, -INFINITY}, l[2] = {0, 0}, mc[2], alpha[2];
   std::uint32_t P[Bc / 16][4];
   wait(&shared.Q_full, 0);
