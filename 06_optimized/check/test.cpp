@@ -103,8 +103,9 @@ const bool registered = [] {
 class Gpu : public GpuTest {};
 
 #ifdef FA_EMULATED
-// A barrier knows the parity of its phase alone, so who looks two phases late waits for ever. Rung 7
-// once had one barrier for Q and for the first K and V, which nothing held back until all had seen Q.
+// A barrier knows the parity of its phase alone, so who looks two phases late waits for ever. Rung
+// 7 once had one barrier for Q and for the first K and V, which nothing held back until all had
+// seen Q.
 TEST_F(Gpu, RungsWithOneBufferWaitForKAndVAtABarrierOfTheirOwn) {
   ForwardCase<bf16> c(spec(70, 130, 128), true);
   for (Kernel kernel : {Kernel::tma, Kernel::wgmma})

@@ -1,11 +1,11 @@
 // Rung 6: Hopper's copy engine fills shared memory, and one thread is enough to ask it.
 //
 // The idea: in rung 5 every thread carries. It computes addresses, starts copies of 16 bytes, finds
-// the swizzled place of each chunk, and says where the tensor ends. The copy engine ("TMA") does all
-// of that: one thread names a tensor and where a tile begins in it, and the tile comes, swizzled,
-// with zeros beyond the end; a barrier in shared memory counts its bytes. Products stay mma.sync.
-// But a warp has 16 rows again, as in rung 3, and K_j and V_j are asked for when they are needed:
-// a frame to which the next rungs add.
+// the swizzled place of each chunk, and says where the tensor ends. The copy engine ("TMA") does
+// all of that: one thread names a tensor and where a tile begins in it, and the tile comes,
+// swizzled, with zeros beyond the end; a barrier in shared memory counts its bytes. Products stay
+// mma.sync. But a warp has 16 rows again, as in rung 3, and K_j and V_j are asked for when they are
+// needed: a frame to which the next rungs add.
 //
 // What should change: no address, no copy and no test for the end is left in the loop. What should
 // limit it: the fragments. With 16 rows a warp reads K and V from shared memory for half as many

@@ -5,8 +5,9 @@
 // the four together multiply 64 x 128, by one instruction for every 16 of d; K and V are never in
 // registers. A descriptor says where a tile lies: in the boxes that TMA writes.
 //
-// What should change: no ldmatrix, no addresses of fragments. What should limit it: nothing overlaps
-// yet. The tensor cores wait for the softmax, the softmax for the tensor cores, both for the copies.
+// What should change: no ldmatrix, no addresses of fragments. What should limit it: nothing
+// overlaps yet. The tensor cores wait for the softmax, the softmax for the tensor cores, both for
+// the copies.
 //
 // Measured: 479 TFLOP/s; with a causal mask 438.
 #include "06_optimized/forward/softmax.cuh"

@@ -15,8 +15,8 @@
 
 namespace fa::optimized {
 
-// Tile n of all tiles of Br queries: head h of batch b, rows i0 to i0 + rows - 1. Of a head the last
-// tile comes first: with a causal mask its rows see most keys.
+// Tile n of all tiles of Br queries: head h of batch b, rows i0 to i0 + rows - 1. Of a head the
+// last tile comes first: with a causal mask its rows see most keys.
 struct Place {
   int b, h, i0, rows;
   __device__ Place(const Problem& p, int Br, unsigned n) {
@@ -28,8 +28,8 @@ struct Place {
   }
 };
 
-// S_ij = -inf where row i does not see key j, in a block that begins with key j0. The thread's row r
-// sees keys [0, visible[r]).
+// S_ij = -inf where row i does not see key j, in a block that begins with key j0. The thread's row
+// r sees keys [0, visible[r]).
 template <int n>
 __device__ void hide(float (&S)[n], const int (&visible)[2], int j0) {
   const int first = j0 + 2 * (threadIdx.x % 4);
