@@ -106,7 +106,7 @@ ROLES = (GROUP, LOAD)
 FORWARD = Ladder(
     launch="launch_",
     flags=(),
-    others=("forward/3_swizzle.cu",),
+    others=(),
     rungs={
         "wgmma": Rung("5 wgmma", "forward/7_wgmma.cu", (Function("wgmma_kernel", "0", "threadIdx.x == 0"),)),
         "ring": Rung("6 ring", "forward/8_ring.cu", (Function("compute", "0", "threadIdx.x == 0"), LOAD)),

@@ -213,7 +213,6 @@ __global__ void __launch_bounds__(threads, 1)
 template <class T>
 void launch_longest_first(const Problem& p, const Forward<T>& t, float scale, unsigned* taken,
                           cudaStream_t stream) {
-  if (p.Nk == 0) return launch_swizzle(p, t, scale, stream);  // TMA knows no empty tensor
   const ForwardMaps maps = maps_of(p, t, Br, Bc);
   // Sections of heads whose K and V are 32 MiB together; without a mask one head after the other.
   const int key_heads = heads_within(32, 2 * p.Nk * D * 2, p.B * p.Hkv);
