@@ -60,8 +60,7 @@ __device__ void bring(T* tile, const CUtensorMap& map, const View<const T>& X, B
   }
 }
 
-// Brings tiles as long as there is room for them. K runs one block ahead of V, and ahead of Q: its
-// buffers are free first.
+// Brings tiles as long as there is room for them. K runs one block ahead of V.
 template <class Tiles, class T>
 __device__ void load(Shared<Tiles, T>& shared, const ForwardMaps& maps, const Problem& p,
                      const Forward<T>& t, const Order<int>& order, unsigned* taken) {
@@ -88,13 +87,15 @@ __device__ void load(Shared<Tiles, T>& shared, const ForwardMaps& maps, const Pr
                        hk, task.b);
       v.next();
     };
-    if (task.h >= 0) bring_K(task.blocks - 1);
+    constexpr bool K_first = Tiles::Q_buffers == 1;  // its buffer is free before that of Q
+    if (K_first && task.h >= 0) bring_K(task.blocks - 1);
     wait(&shared.Q_free[q.at], q.phase ^ 1);
     if (Tiles::tma || threadIdx.x == 0) shared.task[q.at] = task;
     if (task.h < 0) break;
     bring<Tiles, Br>(shared.Q[q.at], maps.Q, t.Q, &shared.Q_full[q.at], p.Nq, p.d, task.i0, task.h,
                      task.b);
     q.next();
+    if (!K_first) bring_K(task.blocks - 1);
     for (int j = task.blocks - 1; j > 0; --j) {
       bring_K(j - 1);
       bring_V(j);

@@ -265,7 +265,8 @@ TEST(Emulator, KernelsAreNotedByName) {
 }
 TEST(Emulator, BlocksOnSeveralCoresAreOneLaunch) {
 #ifdef __SANITIZE_THREAD__
-  GTEST_SKIP() << "ThreadSanitizer: where a block hangs, nothing orders its threads with what comes";
+  GTEST_SKIP()
+      << "ThreadSanitizer: where a block hangs, nothing orders its threads with what comes";
 #endif
   using test_kernels::InBlockThree;
   for (const unsigned cores : {1u, 4u, 100u}) {
