@@ -17,7 +17,7 @@
 // Measured: 709 TFLOP/s after 698; with a causal mask 663 after 587.
 #include <algorithm>
 
-#include "06_optimized/forward/carry.cuh"
+#include "06_optimized/forward/bring.cuh"
 #include "06_optimized/forward/shapes.cuh"
 #include "06_optimized/forward/softmax.cuh"
 #include "06_optimized/optimized.hpp"
@@ -47,19 +47,6 @@ struct Shared {
 
 // ---- the loader ----
 
-// A tile of `rows` rows, from row `first` of head h on: by TMA one thread asks, else 128 carry.
-template <class Tiles, int rows, class T>
-__device__ void bring(T* tile, const CUtensorMap& map, const View<const T>& X, Barrier* full,
-                      std::int64_t end, std::int64_t d, int first, int h, int b) {
-  if constexpr (Tiles::tma) {
-    arrive_expecting(full, rows * Tiles::D * int(sizeof(T)));
-#pragma unroll
-    for (int x = 0; x < Tiles::D; x += 64) tma_load(tile + x * rows, map, full, x, first, h, b);
-  } else {
-    carry<Tiles::D, rows>(tile, X, full, carried, end, d, first, h, b);
-  }
-}
-
 // Brings tiles as long as there is room for them. K runs one block ahead of V.
 template <class Tiles, class T>
 __device__ void load(Shared<Tiles, T>& shared, const ForwardMaps& maps, const Problem& p,
@@ -73,8 +60,8 @@ __device__ void load(Shared<Tiles, T>& shared, const ForwardMaps& maps, const Pr
     const int hk = int(p.key_head(max(task.h, 0)));
     const auto bring_K = [&](int j) {
       wait(&shared.K_free[k.at], k.phase ^ 1);
-      bring<Tiles, Bc>(shared.K[k.at], maps.K, t.K, &shared.K_full[k.at], task.length, p.d, j * Bc,
-                       hk, task.b);
+      bring<Tiles, Bc>(shared.K[k.at], maps.K, t.K, &shared.K_full[k.at], carried, task.length, p.d,
+                       j * Bc, hk, task.b);
       k.next();
     };
     const auto bring_V = [&](int j) {
@@ -83,8 +70,8 @@ __device__ void load(Shared<Tiles, T>& shared, const ForwardMaps& maps, const Pr
         o.next();
       }
       wait(&shared.V_free[v.at], v.phase ^ 1);
-      bring<Tiles, Bc>(shared.V[v.at], maps.V, t.V, &shared.V_full[v.at], task.length, p.d, j * Bc,
-                       hk, task.b);
+      bring<Tiles, Bc>(shared.V[v.at], maps.V, t.V, &shared.V_full[v.at], carried, task.length, p.d,
+                       j * Bc, hk, task.b);
       v.next();
     };
     constexpr bool K_first = Tiles::Q_buffers == 1;  // its buffer is free before that of Q
@@ -92,8 +79,8 @@ __device__ void load(Shared<Tiles, T>& shared, const ForwardMaps& maps, const Pr
     wait(&shared.Q_free[q.at], q.phase ^ 1);
     if (Tiles::tma || threadIdx.x == 0) shared.task[q.at] = task;
     if (task.h < 0) break;
-    bring<Tiles, Br>(shared.Q[q.at], maps.Q, t.Q, &shared.Q_full[q.at], p.Nq, p.d, task.i0, task.h,
-                     task.b);
+    bring<Tiles, Br>(shared.Q[q.at], maps.Q, t.Q, &shared.Q_full[q.at], carried, p.Nq, p.d, task.i0,
+                     task.h, task.b);
     q.next();
     if (!K_first) bring_K(task.blocks - 1);
     for (int j = task.blocks - 1; j > 0; --j) {
@@ -173,14 +160,9 @@ __device__ void compute(Shared<Tiles, T>& shared, const ForwardMaps& maps, const
       softmax<Tiles::branch, clamp>(S, c, m, l, alpha);
       round_to<T>(P, S);
     }
-    // Keys past the length may hold anything, and 0 times NaN is NaN.
     if (const int seen = task.length - j * Bc; Tiles::tma && task.length < p.Nk && seen < Bc) {
       wait(&shared.V_full[kv.at], kv.phase);
-      for (int e = max(seen, 0) * 8 + threadIdx.x % 128; e < Bc * 8; e += 128)
-        for (int x = 0; x < D; x += 64)
-          *reinterpret_cast<uint4*>(shared.V[kv.at] + x * Bc + e * 8) = make_uint4(0, 0, 0, 0);
-      fence_async();
-      sync(zeros + group, 128);
+      clear<Tiles>(shared.V[kv.at], seen, zeros + group);
     }
 
     // A step: S of block j and O += P V of the block before are under way together, and the softmax
@@ -283,18 +265,8 @@ void launch(const Problem& p, const Forward<T>& t, float scale, unsigned* taken,
   constexpr std::size_t bytes = sizeof(Shared<Tiles, T>);
   static_assert(bytes <= 227 * 1024);
   const ForwardMaps maps = Tiles::tma ? maps_of(p, t, Tiles::Br, Tiles::Bc) : ForwardMaps{};
-  const int key_heads = int(p.B * p.Hkv);
-  Order<int> order{int((p.Nq + Tiles::Br - 1) / Tiles::Br), int(p.B * p.Hq), 1, true};
-  if (taken) {
-    // Tiles of many sizes: as many heads a section as have K and V in 32 MiB of L2. Measured.
-    order.section = heads_within(32, 2 * p.Nk * Tiles::D * 2, key_heads) * int(p.Hq / p.Hkv);
-    FA_CUDA_CHECK(cudaMemsetAsync(taken, 0, sizeof *taken, stream));
-  } else if (Tiles::groups == 3 && p.Nq % Tiles::Br) {
-    // Tiles of one size, and the last of each head smaller: these at the end.
-    order.section =
-        heads_within(processors() / 4, 2 * p.Nk * Tiles::D * 2, key_heads) * int(p.Hq / p.Hkv);
-    order.last_first = false;
-  }
+  const Order<int> order = order_of<Tiles>(p, taken);
+  if (taken) FA_CUDA_CHECK(cudaMemsetAsync(taken, 0, sizeof *taken, stream));
   const auto kernel = hopper_kernel<Tiles, T>;
   allow_shared_memory(kernel, bytes);
   const int blocks = std::min(processors(), order.tiles * order.heads);
