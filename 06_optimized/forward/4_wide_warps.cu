@@ -5,7 +5,7 @@
 // arrives under Q K_j^T and the softmax, K of the next tile under P V_j. That takes 64 KiB, and two
 // blocks still share an SM: while one is in its softmax, the other multiplies.
 //
-// What should change: half the reads of K and V, a quarter of all barriers... 
+// What should change: half the reads of K and V, a quarter of all barriers...
 #include "06_optimized/optimized.hpp"
 #include "06_optimized/ptx/fragments.hpp"
 #include "06_optimized/ptx/mma.cuh"
@@ -55,7 +55,8 @@ __device__ float row_sum(float x) {
 
 // [quote kernel]
 template <int D, class T>
-__global__ void __launch_bounds__(threads, 2) wide_warps_kernel(Problem p, Forward<T> t, float scale) {
+__global__ void __launch_bounds__(threads, 2)
+    wide_warps_kernel(Problem p, Forward<T> t, float scale) {
   T* const Qi = dynamic_shared<T>();  // [Br, D]
   T* const Kj = Qi + Br * D;          // [Bc, D]
   T* const Vj = Kj + Bc * D;          // [Bc, D]
@@ -154,7 +155,7 @@ __global__ void __launch_bounds__(threads, 2) wide_warps_kernel(Problem p, Forwa
     __syncthreads();  // V_j is complete, and K_j no longer read
     if (j0 + Bc < end) load_tile(Kj, K, j0 + Bc);
 
-    // ... + P_ij V_j. Keys 16 c to 16 c + 15 of P are two blocks of S, already where they must be.
+      // ... + P_ij V_j. Keys 16 c to 16 c + 15 of P are two blocks of S, already where they must be.
 #pragma unroll
     for (int c = 0; c < Bc / 16; ++c) {
       std::uint32_t P[groups][4];

@@ -96,7 +96,7 @@ __global__ void __launch_bounds__(threads, 2)
 
     // (3) S_ij = Q_i K_j^T. K's rows are the columns of the operand, so its pairs lie in memory.
     float S[groups][Bc / 8][4] = {};
-#pragma unroll 2  // further, and registers spill
+#pragma unroll 1  // further, and registers spill
     for (int x = 0; x < D / 8; x += 2) {
       std::uint32_t Q16[groups][4], K16[4];
 #pragma unroll
@@ -157,31 +157,34 @@ __global__ void __launch_bounds__(threads, 2)
       }
     }
 
+    // Keys 16 k to 16 k + 15 of P are two blocks of S, already where they must be. Rounded all at
+    // once: half as many registers are live from here on.
+    std::uint32_t P[Bc / 16][groups][4];
+#pragma unroll
+    for (int k = 0; k < Bc / 16; ++k)
+#pragma unroll
+      for (int i = 0; i < 4 * groups; ++i) {
+        const float* two = S[i / 4][2 * k + i / 2 % 2] + i % 2 * 2;
+        P[k][i / 4][i % 4] = rounded_pair<T>(two[0], two[1]);
+      }
     cp_async_wait<0>();
     __syncthreads();  // V_j is complete, and K_j no longer read
     if (j0 > 0) load<D, Bc>(Kj, K, j0 - Bc, Bc);
     cp_async_commit();
 
-    // ... + P_ij V_j. Keys 16 k to 16 k + 15 of P are two blocks of S, already where they must be.
+    // ... + P_ij V_j
 #pragma unroll
-    for (int k = 0; k < Bc / 16; ++k) {
-      std::uint32_t P[groups][4];
-#pragma unroll
-      for (int i = 0; i < 4 * groups; ++i) {
-        const float* two = S[i / 4][2 * k + i / 2 % 2] + i % 2 * 2;
-        P[i / 4][i % 4] = rounded_pair<T>(two[0], two[1]);
-      }
+    for (int k = 0; k < Bc / 16; ++k)
 #pragma unroll
       for (int y = 0; y < D / 8; y += 2) {
         std::uint32_t V16[4];
         ldmatrix_transposed(V16, at<D>(Vj, 16 * k + by_rows.row, y + by_rows.chunk));
 #pragma unroll
         for (int g = 0; g < groups; ++g) {
-          mma<T>(O[g][y], P[g], V16[0], V16[1]);
-          mma<T>(O[g][y + 1], P[g], V16[2], V16[3]);
+          mma<T>(O[g][y], P[k][g], V16[0], V16[1]);
+          mma<T>(O[g][y + 1], P[k][g], V16[2], V16[3]);
         }
       }
-    }
   };
   for (; j0 >= full; j0 -= Bc) step(std::true_type());
   for (; j0 >= 0; j0 -= Bc) step(std::false_type());
@@ -206,7 +209,8 @@ __global__ void __launch_bounds__(threads, 2)
   T* to = t.O.at(b, h, i0 + first) + 8 * chunk;
 #pragma unroll 4
   for (int r = first; r < warp_row + 16 * groups; r += at_once, to += at_once * t.O.row)
-    if (r < rows) *reinterpret_cast<uint4*>(to) = *reinterpret_cast<const uint4*>(at<D>(Qi, r, chunk));
+    if (r < rows)
+      *reinterpret_cast<uint4*>(to) = *reinterpret_cast<const uint4*>(at<D>(Qi, r, chunk));
 }
 // [end quote]
 
