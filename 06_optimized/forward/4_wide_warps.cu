@@ -1,11 +1,16 @@
-// Wide warps. In 3_swizzle.cu a warp has 16 rows, and every fragment of K and V that it reads from
-// shared memory is multiplied once. Here it has 32 rows, and every fragment is multiplied twice.
-// The tile has 128 queries then. With two buffers each for K and V a block would need 96 KiB at
-// d = 128, and most GPUs have room for one such block an SM. So K and V have one buffer each: V_j
-// arrives under Q K_j^T and the softmax, K of the next tile under P V_j. That takes 64 KiB, and two
-// blocks still share an SM: while one is in its softmax, the other multiplies.
+// Wide warps. In 3_swizzle.cu a warp has 16 rows, and multiplies every fragment of K and V that it
+// reads once. Here it has 32 rows, and multiplies every fragment twice: a tile has 128 queries.
 //
-// What should change: half the reads of K and V, a quarter of all barriers...
+// At d = 128 with two buffers each for K and V, a block would now need 96 KiB of shared memory. So
+// they get one buffer each: V_j arrives under Q K_j^T and the softmax, K of the next tile under
+// P V_j. That is 64 KiB, less than before, although it costs a second barrier a tile. Registers
+// allow two blocks on an SM, and there is room for both: while one takes exponentials, the other
+// multiplies.
+//
+// What should change: at d = 128 fragments take 80 reads for a warp's product of 32 rows and 64
+// keys, where two times 72 were needed; and K and V are fetched from the L2 cache half as often.
+//
+// Measured: (not yet)
 #include "06_optimized/optimized.hpp"
 #include "06_optimized/ptx/fragments.hpp"
 #include "06_optimized/ptx/mma.cuh"
@@ -62,7 +67,7 @@ __global__ void __launch_bounds__(threads, 2)
   T* const Vj = Kj + Bc * D;          // [Bc, D]
 
   const int lane = threadIdx.x % 32, warp_row = threadIdx.x / 32 * 16 * groups;
-  const int r0 = warp_row + lane / 4;  // this thread's rows of the tile: r0 + 8 i
+  const int r0 = warp_row + lane / 4;  // this thread's rows of the tile: r0 + 8 i, i < 2 groups
   const int x0 = lane % 4 * 2;         // and its columns of a block: x0, x0 + 1
   const RowChunk by_rows = ldmatrix_by_rows(lane), by_columns = ldmatrix_by_columns(lane);
   const std::int64_t tiles = (p.Nq + Br - 1) / Br, head = blockIdx.x / tiles;
@@ -72,9 +77,9 @@ __global__ void __launch_bounds__(threads, 2)
   const Mask mask(p, b);
   const auto K = t.K.rows(b, hk, p.Nk, D), V = t.V.rows(b, hk, p.Nk, D);
 
-  // (1) O_i = 0, l_i = 0, m_i = -infinity, of two rows a group
-  float m[2 * groups], l[2 * groups] = {}, O[groups][D / 8][4] = {};
-  for (float& m_i : m) m_i = -INFINITY;
+  // (1) O_i = 0, l_i = 0, m_i = -infinity, of 2 rows a group
+  float m[groups][2], l[groups][2] = {}, O[groups][D / 8][4] = {};
+  for (auto& of_group : m) of_group[0] = of_group[1] = -INFINITY;
 
   // (2) load the tile of K or of V that begins with key j0
   const std::int64_t end = mask.visible_keys(i0 + rows - 1);  // beyond, no row sees anything
@@ -119,7 +124,8 @@ __global__ void __launch_bounds__(threads, 2)
       const int n = int(max(std::int64_t(0), min(std::int64_t(Bc), visible)));
 
       // (4) m_new = max(m, rowmax S_ij). Scaled later: m and S are Q K^T as it is (scale > 0).
-      float m_new = m[i];
+      float& m_i = m[g][i % 2];
+      float m_new = m_i;
 #pragma unroll
       for (int j = 0; j < Bc / 8; ++j)
 #pragma unroll
@@ -132,16 +138,17 @@ __global__ void __launch_bounds__(threads, 2)
 
       // (5) P_ij = exp(scale (S_ij - m_new));  l = exp(scale (m - m_new)) l + rowsum P_ij
       // Each lane keeps the sum of its own columns; the four are added once, at the end.
-      const float rescale = __expf(scale * (m[i] - shift));
-      l[i] *= rescale;
+      const float rescale = __expf(scale * (m_i - shift));
+      float& l_i = l[g][i % 2];
+      l_i *= rescale;
 #pragma unroll
       for (int j = 0; j < Bc / 8; ++j)
 #pragma unroll
         for (int e = e0; e < e0 + 2; ++e) {
           S[g][j][e] = __expf(scale * (S[g][j][e] - shift));
-          l[i] += S[g][j][e];
+          l_i += S[g][j][e];
         }
-      m[i] = m_new;
+      m_i = m_new;
 
       // (6) O_i = exp(scale (m - m_new)) O_i ...
 #pragma unroll
@@ -181,15 +188,14 @@ __global__ void __launch_bounds__(threads, 2)
 #pragma unroll
   for (int i = 0; i < 2 * groups; ++i) {
     const int g = i / 2, e0 = i % 2 * 2, r = r0 + 8 * i;
-    l[i] = row_sum(l[i]);
+    const float sum = row_sum(l[g][i % 2]), inverse = sum == 0 ? 0 : 1 / sum;
     if (r >= rows) continue;
-    const float inverse = l[i] == 0 ? 0 : 1 / l[i];
     T* o = t.O.at(b, h, i0 + r) + x0;
 #pragma unroll
     for (int y = 0; y < D / 8; ++y)
       *reinterpret_cast<std::uint32_t*>(o + 8 * y) =
           rounded_pair<T>(O[g][y][e0] * inverse, O[g][y][e0 + 1] * inverse);
-    if (t.LSE && x0 == 0) t.LSE[head * p.Nq + i0 + r] = scale * m[i] + logf(l[i]);
+    if (t.LSE && x0 == 0) t.LSE[head * p.Nq + i0 + r] = scale * m[g][i % 2] + logf(sum);
   }
 }
 // [end quote]

@@ -1,4 +1,17 @@
-// Two loops.
+// Two loops. In 4_wide_warps.cu every score of every tile is compared with the mask, though only the
+// tiles at the end and on the diagonal hide anything. Here a row of tiles is visited from its right
+// end: first a loop with the mask, until all rows see all keys; then a loop without a trace of one.
+//
+// That is possible for any order of tiles, and three small things come along, all of them for what
+// stands around the products:
+//   2^x                       exp(scale x) = 2^(c x), c = scale log2 e: one multiplication less
+//   the longest tiles first   in sections of heads whose K and V stay in the L2 cache (order.cuh)
+//   O through shared memory   so that it is written in chunks of 16 bytes, down the rows
+//
+// What should change: of a score's instructions between the products the comparison and one
+// multiplication go. With a causal mask short tiles are left for the end. The products stay.
+//
+// Measured: (not yet)
 #include <type_traits>
 
 #include "06_optimized/optimized.hpp"
@@ -58,7 +71,7 @@ __global__ void __launch_bounds__(threads, 2)
   T* const Vj = Kj + Bc * D;          // [Bc, D]
 
   const int lane = threadIdx.x % 32, warp_row = threadIdx.x / 32 * 16 * groups;
-  const int r0 = warp_row + lane / 4;  // this thread's rows of the tile: r0 + 8 i
+  const int r0 = warp_row + lane / 4;  // this thread's rows of the tile: r0 + 8 i, i < 2 groups
   const int x0 = lane % 4 * 2;         // and its columns of a block: x0, x0 + 1
   const RowChunk by_rows = ldmatrix_by_rows(lane), by_columns = ldmatrix_by_columns(lane);
   const Order<std::int64_t> order{(p.Nq + Br - 1) / Br, p.B * p.Hq, section, true};
@@ -71,9 +84,9 @@ __global__ void __launch_bounds__(threads, 2)
   const auto K = t.K.rows(b, hk, p.Nk, D), V = t.V.rows(b, hk, p.Nk, D);
   const float c = scale * 1.44269504f;  // log2 e
 
-  // (1) O_i = 0, l_i = 0, m_i = -infinity, of two rows a group
-  float m[2 * groups], l[2 * groups] = {}, O[groups][D / 8][4] = {};
-  for (float& m_i : m) m_i = -INFINITY;
+  // (1) O_i = 0, l_i = 0, m_i = -infinity, of 2 rows a group
+  float m[groups][2], l[groups][2] = {}, O[groups][D / 8][4] = {};
+  for (auto& of_group : m) of_group[0] = of_group[1] = -INFINITY;
 
   // The last row of the tile sees most, the first one least: no row sees keys from `end` on, all
   // rows see those below `full`.
@@ -124,7 +137,8 @@ __global__ void __launch_bounds__(threads, 2)
       }
 
       // (4) m_new = max(m, rowmax S_ij). Scaled later: m and S are Q K^T as it is (scale > 0).
-      float m_new = m[i];
+      float& m_i = m[g][i % 2];
+      float m_new = m_i;
 #pragma unroll
       for (int j = 0; j < Bc / 8; ++j)
 #pragma unroll
@@ -138,16 +152,17 @@ __global__ void __launch_bounds__(threads, 2)
       // (5) P_ij = 2^(c S_ij - c m_new);  l = 2^(c m - c m_new) l + rowsum P_ij
       // One instruction for c S - c m. c m is rounded, c S is not: all P of a row, and with them l,
       // are off by one common factor close to 1, which the division by l takes out again.
-      const float rescale = ex2(fmaf(c, m[i], -mc));
-      l[i] *= rescale;
+      const float rescale = ex2(fmaf(c, m_i, -mc));
+      float& l_i = l[g][i % 2];
+      l_i *= rescale;
 #pragma unroll
       for (int j = 0; j < Bc / 8; ++j)
 #pragma unroll
         for (int e = e0; e < e0 + 2; ++e) {
           S[g][j][e] = ex2(fmaf(c, S[g][j][e], -mc));
-          l[i] += S[g][j][e];
+          l_i += S[g][j][e];
         }
-      m[i] = m_new;
+      m_i = m_new;
 
       // (6) O_i = 2^(c (m - m_new)) O_i ...
 #pragma unroll
@@ -194,23 +209,22 @@ __global__ void __launch_bounds__(threads, 2)
 #pragma unroll
   for (int i = 0; i < 2 * groups; ++i) {
     const int g = i / 2, e0 = i % 2 * 2, r = r0 + 8 * i;
-    l[i] = row_sum(l[i]);
-    const float inverse = l[i] == 0 ? 0 : 1 / l[i];
+    const float sum = row_sum(l[g][i % 2]), inverse = sum == 0 ? 0 : 1 / sum;
 #pragma unroll
     for (int y = 0; y < D / 8; ++y)
       *reinterpret_cast<std::uint32_t*>(at<D>(Qi, r, y) + x0) =
           rounded_pair<T>(O[g][y][e0] * inverse, O[g][y][e0 + 1] * inverse);
-    if (t.LSE && x0 == 0 && r < rows) t.LSE[head * p.Nq + i0 + r] = scale * m[i] + logf(l[i]);
+    if (t.LSE && x0 == 0 && r < rows) t.LSE[head * p.Nq + i0 + r] = scale * m[g][i % 2] + logf(sum);
   }
   __syncwarp();  // the warp's rows of O_i are complete
   // A lane stays in its eight columns and goes down the rows.
   constexpr int at_once = 32 / (D / 8);
-  const int first = warp_row + lane / (D / 8), chunk = lane % (D / 8);
-  T* to = t.O.at(b, h, i0 + first) + 8 * chunk;
+  const int first = warp_row + lane / (D / 8), x = lane % (D / 8) * 8;
+  T* to = t.O.at(b, h, i0 + first) + x;
 #pragma unroll 4
-  for (int r = first; r < warp_row + 16 * groups; r += at_once, to += at_once * t.O.row)
+  for (int r = first; r < first + 16 * groups; r += at_once, to += at_once * t.O.row)
     if (r < rows)
-      *reinterpret_cast<uint4*>(to) = *reinterpret_cast<const uint4*>(at<D>(Qi, r, chunk));
+      *reinterpret_cast<uint4*>(to) = *reinterpret_cast<const uint4*>(at<D>(Qi, r, x / 8));
 }
 // [end quote]
 
