@@ -265,8 +265,8 @@ def ways() -> None:
         p.text(x + 42, 64, name, 12, "middle", bold=True)
     rows = (
         ("1", "plain loads", [("load", 0, 1), ("store", 1, 2), ("32, 16 bits", 2, 3), ("mma.sync", 3, 4)]),
-        ("2 – 4", "", [("cp.async", 0, 2), ("ldmatrix", 2, 3), ("mma.sync", 3, 4)]),
-        ("5 – 12", "", [("TMA", 0, 2), ("wgmma", 2, 4)]),
+        ("2 – 5", "", [("cp.async", 0, 2), ("ldmatrix", 2, 3), ("mma.sync", 3, 4)]),
+        ("6 – 14", "", [("TMA", 0, 2), ("wgmma", 2, 4)]),
     )
     for k, (name, _, hops) in enumerate(rows):
         y = 84.0 + 64 * k
