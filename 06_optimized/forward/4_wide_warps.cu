@@ -1,10 +1,10 @@
 // Wide warps. In 3_swizzle.cu a warp has 16 rows, and multiplies every fragment of K and V that it
 // reads once. Here it has 32 rows, and multiplies every fragment twice: a tile has 128 queries.
 //
-// At d = 128 with two buffers each for K and V, a block would now need 96 KiB of shared memory. So
-// they get one buffer each: V_j arrives under Q K_j^T and the softmax, K of the next tile under
-// P V_j. That is 64 KiB, less than before, although it costs a second barrier a tile. Registers
-// allow two blocks on an SM, and there is room for both: while one takes exponentials, the other
+// At d = 128 with two buffers each for K and V, a block would now need 96 KiB of shared memory, and
+// an SM of compute capability 8.0 would hold one. So they get one buffer each: V_j arrives under
+// Q K_j^T and the softmax, K of the next tile under P V_j. That is 64 KiB, less than before, for a
+// second barrier in each turn. Two blocks share an SM: while one takes exponentials, the other
 // multiplies.
 //
 // What should change: at d = 128 fragments take 80 reads for a warp's product of 32 rows and 64
