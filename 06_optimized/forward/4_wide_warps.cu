@@ -85,17 +85,18 @@ __global__ void __launch_bounds__(threads, 2)
   const std::int64_t end = mask.visible_keys(i0 + rows - 1);  // beyond, no row sees anything
   const auto load_tile = [&](T* tile, const Rows<const T>& X, std::int64_t j0) {
     load<D, Bc>(tile, X, j0, int(min(std::int64_t(Bc), end - j0)));
-    cp_async_commit();
   };
   if (end > 0) {
     load<D, Br>(Qi, t.Q.rows(b, h, p.Nq, D), i0, rows);
     load_tile(Kj, K, 0);
+    cp_async_commit();
   }
 
   for (std::int64_t j0 = 0; j0 < end; j0 += Bc) {
     cp_async_wait<0>();
     __syncthreads();  // K_j (and Q_i) is complete, and V of the tile before no longer read
     load_tile(Vj, V, j0);
+    cp_async_commit();
 
     // (3) S_ij = Q_i K_j^T. K's rows are the columns of the operand, so its pairs lie in memory.
     float S[groups][Bc / 8][4] = {};
@@ -161,8 +162,9 @@ __global__ void __launch_bounds__(threads, 2)
     cp_async_wait<0>();
     __syncthreads();  // V_j is complete, and K_j no longer read
     if (j0 + Bc < end) load_tile(Kj, K, j0 + Bc);
+    cp_async_commit();
 
-      // ... + P_ij V_j. Keys 16 c to 16 c + 15 of P are two blocks of S, already where they must be.
+    // ... + P_ij V_j. Keys 16 c to 16 c + 15 of P are two blocks of S, already where they must be.
 #pragma unroll
     for (int c = 0; c < Bc / 16; ++c) {
       std::uint32_t P[groups][4];

@@ -1,6 +1,7 @@
-// Two loops. In 4_wide_warps.cu every score of every tile is compared with the mask, though only the
-// tiles at the end and on the diagonal hide anything. Here a row of tiles is visited from its right
-// end: first a loop with the mask, until all rows see all keys; then a loop without a trace of one.
+// Two loops. In 4_wide_warps.cu every score of every tile is compared with the mask, though only
+// the tiles at the end and on the diagonal hide anything. Here a row of tiles is visited from its
+// right end: first a loop with the mask, until all rows see all keys; then a loop without a trace
+// of one.
 //
 // The online softmax takes tiles in any order. Three smaller things come along, all of them about
 // what stands around the products:

@@ -1,10 +1,10 @@
-// FlashAttention-2: the loops of 5_two_loops.cu, and the whole contract of this course. d up to 256,
-// key lengths, any address and any stride; from compute capability 8.0 on.
+// FlashAttention-2: the loops of 5_two_loops.cu, and the whole contract of this course. d up to
+// 256, key lengths, any address and any stride; from compute capability 8.0 on.
 //
 //   Tile        what fits for d <= 64, 128 and 256: how many rows a warp owns, how many keys a tile
 //               has, whether Q_i stays in registers, how far the product over d is unrolled
 //   at          the place of a chunk; of its neighbours along d, one xor away, for ldmatrix
-//   load        a tile by cp.async, or, where addresses are no multiples of 16 bytes, number by number
+//   load        a tile by cp.async, or number by number if addresses are no multiples of 16 bytes
 //   fa2_kernel  Q_i and the first K_j; step() for each tile of keys, first with the mask, then
 //               without; O_i by way of Q_i's tile, chunk by chunk or number by number
 //   launch      how many heads a section has (order.cuh)
