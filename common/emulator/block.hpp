@@ -204,6 +204,7 @@ void need_fenced(const void* begin, std::size_t bytes, Place);
 
 // ---- findings ----
 
+extern bool hooked;  // is hooks.cpp linked? Else nobody knows of single accesses.
 // A rule that this kernel breaks: one sentence. The launch ends with it (std::logic_error). If
 // called by a thread it does not return.
 void finding(const std::string& sentence);

@@ -15,7 +15,7 @@ ROOMS = {
     "common/emulator": {"common/core"},
     "common/judge": {"common/core"},
     "common/measure": {"common/core", "common/judge"},
-    "common/practice": {"common/judge"},
+    "common/practice": {"common/core", "common/judge"},
 }
 
 

@@ -10,7 +10,6 @@
 #include <vector>
 
 #include "06_optimized/ptx/on_cpu/phases.hpp"
-#include "common/emulator/hooks.hpp"
 
 namespace fa::optimized {
 using namespace fa::emulator;

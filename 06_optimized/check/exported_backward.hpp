@@ -1,0 +1,26 @@
+// ./learn export 06, backward: how a launch is called. O and LSE come from a reference.
+#pragma once
+#include "06_optimized/backward.hpp"
+#include "common/practice/exported.hpp"
+
+namespace fa::optimized {
+
+using Element = __nv_bfloat16;
+constexpr std::int64_t exported_d = 128;
+
+inline bool check(const char* name, const Problem& p,
+                  void (*launch)(const Problem&, const Backward<Element>&, float, const Passed&,
+                                 cudaStream_t)) {
+  const std::int64_t head = Passed::padded_rows(p.Nq), rows = p.B * p.Hq * head;
+  const auto floats = [](std::int64_t count) {
+    return exported::unwritten(std::size_t(count) * sizeof(float));
+  };
+  const DeviceMemory LSE2 = floats(rows), D = floats(rows), dQ = floats(rows * Passed::padded(p.d));
+  return exported::check_backward<Element>(
+      name, p, {true, true, false}, [&](const Backward<Element>& t, const float*) {
+        launch(p, t, float(p.softmax_scale()),
+               {LSE2.as<float>(), D.as<float>(), dQ.as<float>(), head}, nullptr);
+      });
+}
+
+}  // namespace fa::optimized
