@@ -163,7 +163,7 @@ Kernel forward(const Problem& p, const Forward<T>& t, const Options& options) {
   } else {
     check_problem("optimized", p, max_d);
     check_tensors("optimized", p, t);
-    const Kernel kernel = chosen(options.kernel);
+    Kernel kernel = chosen(options.kernel);
     const std::string why_not = unsupported(p, t, kernel);
     require(why_not.empty(), "optimized: ", why_not);
     require(options.scratch || scratch_bytes(p, kernel) == 0, "optimized: ", name(kernel),
@@ -178,6 +178,9 @@ Kernel forward(const Problem& p, const Forward<T>& t, const Options& options) {
         p.B <= 1 << 30 && p.Hq <= (1 << 30) / p.B && (p.Nq + 63) / 64 <= (1 << 30) / (p.B * p.Hq),
         "optimized: B Hq ceil(Nq / 64) must be at most 2^30, got B = ", p.B, ", Hq = ", p.Hq,
         ", Nq = ", p.Nq);
+    // The copy engine knows no empty tensor. Kernels of the whole contract see to that themselves.
+    const Rung& r = rung(kernel);
+    if (p.Nk == 0 && r.capability == 90 && !r.whole_contract) kernel = Kernel::swizzle;
     Options launched = options;
     if (scratch_bytes(p, kernel) == 0) launched.scratch = nullptr;
     launch(p, t, kernel, float(p.softmax_scale()), launched);

@@ -100,9 +100,10 @@ std::string unsupported(const Problem& p, const Forward<T>& t, Kernel kernel);
 // O = softmax(scale Q K^T + mask) V and, if asked for, LSE (fp32); all pointers, key_lengths too,
 // are to device memory. Scores, statistics and sums are fp32; the weights P are rounded to T for
 // the second product, their sum l is not. Puts its work on the stream and returns at once; returns
-// the kernel it chose. The same result, bit by bit, from run to run. A NaN in the value of a key
-// that the mask hides may reach a row if one of its tile of at most 192 rows sees a key of the same
-// tile of keys, for 0 * NaN is NaN; keys past a key length never do.
+// the kernel that it took: the one asked for, or what `best` stands for; if Nk = 0, `swizzle` in
+// the place of a rung from `tma` to `longest_first`. The same result, bit by bit, from run to run.
+// A NaN in the value of a key that the mask hides may reach a row if one of its tile of at most 192
+// rows sees a key of the same tile of keys, for 0 * NaN is NaN; keys past a key length never do.
 //
 // T is __half or __nv_bfloat16; any other type is refused in words. Throws std::invalid_argument,
 // before any write, for arguments outside the kernel's promises, and fa::CudaError where CUDA

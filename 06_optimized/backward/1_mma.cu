@@ -242,6 +242,7 @@ __global__ void __launch_bounds__(threads)
 template <int D, class T>
 void launch(const Problem& p, const Backward<T>& t, float scale, const Passed& passed,
             cudaStream_t stream) {
+  static_assert(shared_bytes<D> <= 99 * 1024);  // what 8.6 and 8.9 have; 8.0 and 9.0 have more
   const auto dq = mma_dq_kernel<D, T>;
   const auto dkv = mma_dkv_kernel<D, T>;
   const std::int64_t dq_blocks = p.B * p.Hq * ((p.Nq + Br - 1) / Br);

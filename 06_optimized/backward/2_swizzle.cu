@@ -36,6 +36,7 @@ namespace fa::optimized {
 namespace {
 
 constexpr int warps = 4, threads = 32 * warps;
+constexpr std::size_t most_shared = 99 * 1024;  // of a block on 8.6 and 8.9; 8.0 and 9.0 have more
 
 // For head dimensions of at most D. groups: of 16 rows that a warp owns.
 template <int D>
@@ -49,7 +50,7 @@ struct DkvTile {
   static constexpr int groups = D <= 64 ? 2 : 1;
   static constexpr int Bc = 16 * groups * warps, Br = D == 128 ? 64 : 32;
   static constexpr bool two_Q = D <= 128 || !with_dK;  // else one buffer is all that fits
-  // K_j, V_j, Q_i, dO_i, and LSE2 and D of the rows i. At most 97 KiB: 8.6 and 8.9 have 99.
+  // K_j, V_j, Q_i, dO_i, and LSE2 and D of the rows i. At most 97 KiB.
   static constexpr std::size_t shared_bytes =
       ((with_dK ? 2 : 1) * Bc + (two_Q ? 3 : 2) * Br) * D * 2 + 2 * Br * sizeof(float);
 };
@@ -408,7 +409,8 @@ template <int D, class T>
 void launch_dq(const Problem& p, const Backward<T>& t, float scale, const Passed& passed,
                cudaStream_t stream) {
   const auto dq = swizzle_dq_kernel<D, T>;
-  const std::size_t bytes = DqTile<D>::shared_bytes;
+  constexpr std::size_t bytes = DqTile<D>::shared_bytes;
+  static_assert(bytes <= most_shared);
   const std::int64_t blocks = p.B * p.Hq * ((p.Nq + DqTile<D>::Br - 1) / DqTile<D>::Br);
   if (blocks == 0) return;
   allow_shared_memory(dq, bytes);
@@ -421,7 +423,8 @@ void launch_dkv(const Problem& p, const Backward<T>& t, float scale, const Passe
                 cudaStream_t stream) {
   using Sizes = DkvTile<D, with_dK>;
   const auto dkv = swizzle_dkv_kernel<D, with_dK, with_dV, T>;
-  const std::size_t bytes = Sizes::shared_bytes;
+  constexpr std::size_t bytes = Sizes::shared_bytes;
+  static_assert(bytes <= most_shared);
   const std::int64_t blocks = p.B * p.Hkv * ((p.Nk + Sizes::Bc - 1) / Sizes::Bc);
   if (blocks == 0) return;
   allow_shared_memory(dkv, bytes);

@@ -45,7 +45,7 @@ __device__ void compute_dkv(KeyShared<Tiles, T>& shared, const Maps& maps, float
   float dK[D / 2] = {}, dV[D / 2] = {}, S[Br / 2];
   settle(dK);
   settle(dV);
-  Ring<2> at;
+  Ring<stages> at;
   int i = task.first;
   const int tiles = task.tiles();
 
@@ -70,6 +70,7 @@ __device__ void compute_dkv(KeyShared<Tiles, T>& shared, const Maps& maps, float
   issue_S();
 #pragma unroll 1
   for (int n = 0; n < tiles; ++n) {
+    static_assert(stages == 2);  // the other buffer is now ^ 1
     const int now = at.at;
     float P[Br / 2], dP[Br / 2];
     std::uint32_t rounded_P[Br / 16][4], rounded_dS[Br / 16][4];
@@ -298,8 +299,9 @@ __global__ void __launch_bounds__(threads, 1)
 template <class Tiles, class T>
 void launch_dkv(const Problem& p, const Backward<T>& t, float scale, const Passed& passed,
                 cudaStream_t stream) {
-  launch_keys<Tiles>(dkv_kernel<Tiles, T>, sizeof(KeyShared<Tiles, T>), p, t, scale, passed,
-                     stream);
+  constexpr std::size_t bytes = sizeof(KeyShared<Tiles, T>);
+  static_assert(bytes <= most_shared);
+  launch_keys<Tiles>(dkv_kernel<Tiles, T>, bytes, p, t, scale, passed, stream);
 }
 template <class Tiles, class T>
 void launch_dq(const Problem& p, const Backward<T>& t, float scale, const Passed& passed,
@@ -308,6 +310,7 @@ void launch_dq(const Problem& p, const Backward<T>& t, float scale, const Passed
   const auto kernel = masked ? dq_kernel<true, Tiles, T> : dq_kernel<false, Tiles, T>;
   const Order<int> order = order_of_queries<Tiles>(p);
   constexpr std::size_t bytes = sizeof(QueryShared<Tiles, T>);
+  static_assert(bytes <= most_shared);
   allow_shared_memory(kernel, bytes);
   // It does not need what the kernel before it writes.
   FA_LAUNCH_EARLY(kernel, dim3(unsigned(order.tiles) * unsigned(order.heads)), dim3(threads), bytes,

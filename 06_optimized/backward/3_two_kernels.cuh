@@ -10,6 +10,7 @@
 namespace fa::optimized::two_kernels {
 
 constexpr int groups = 2, threads = 128 * (groups + 1);  // a warpgroup that loads, two that compute
+constexpr int stages = 2;                                // buffers of the tiles of queries
 constexpr int loader_registers = 24, registers = 240;
 constexpr float log2_e = 1.4426950408889634f;
 
@@ -128,15 +129,15 @@ struct KeyTask {
 template <class Tiles, class T>
 struct KeyShared {
   alignas(1024) T K[Tiles::Bc * Tiles::D], V[Tiles::Bc * Tiles::D];
-  alignas(1024) T Q[2][Tiles::Br * Tiles::D], dO[2][Tiles::Br * Tiles::D];
-  alignas(16) float LSE2[2][Tiles::Br], D[2][Tiles::Br];
-  Barrier KV_full, Q_full[2], dO_full[2], free[2];  // LSE2 and D come with Q
-  KeyTask task;                                     // here, since registers are scarce
+  alignas(1024) T Q[stages][Tiles::Br * Tiles::D], dO[stages][Tiles::Br * Tiles::D];
+  alignas(16) float LSE2[stages][Tiles::Br], D[stages][Tiles::Br];
+  Barrier KV_full, Q_full[stages], dO_full[stages], free[stages];  // LSE2 and D come with Q
+  KeyTask task;  // here, since registers are scarce
 
   // By one thread.
   __device__ void start(const KeyTask& what) {
     init(&KV_full, 1);
-    for (int i = 0; i < 2; ++i) {
+    for (int i = 0; i < stages; ++i) {
       init(&Q_full[i], 1);
       init(&dO_full[i], 1);
       init(&free[i], groups);
@@ -153,7 +154,7 @@ __device__ void load(KeyShared<Tiles, T>& shared, const Maps& maps, const Passed
   arrive_expecting(&shared.KV_full, 2 * Bc * D * int(sizeof(T)));
   bring<D, Bc>(shared.K, maps.K, &shared.KV_full, task.j0, task.h, task.b);
   bring<D, Bc>(shared.V, maps.V, &shared.KV_full, task.j0, task.h, task.b);
-  Ring<2> at;
+  Ring<stages> at;
   for (int h = task.h * task.heads; h < (task.h + 1) * task.heads; ++h)
     for (int i = task.first; i < task.end; ++i) {
       const std::int64_t row = (std::int64_t(task.b) * Hq + h) * passed.rows + i * Br;

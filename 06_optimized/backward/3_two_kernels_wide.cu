@@ -28,11 +28,12 @@ struct Tiles {
 
 template <class T>
 struct WideShared : KeyShared<Tiles, T> {
-  alignas(128) float P[2][Tiles::Br * Tiles::Bc];  // from one warpgroup to the other
+  alignas(128) float P[stages][Tiles::Br * Tiles::Bc];  // from one warpgroup to the other
 };
 
 // Two numbered barriers for each of those buffers; 1 and 2 are each group's own.
 constexpr int P_full = 3, P_free = 5;
+static_assert(stages == 2);  // so is the other buffer at.at ^ 1
 
 // The first warpgroup: makes P, sends it to the second, and adds up dV.
 template <class T>
@@ -51,7 +52,7 @@ __device__ void compute_dv(WideShared<T>& shared, const Maps& maps, float scale)
   for (int e = 0; e < D / 2; ++e) dV[e] = 0;
   std::uint32_t P[Br / 16][4];
   wait(&shared.KV_full, 0);
-  Ring<2> at;
+  Ring<stages> at;
   int i = task.first;
 #pragma unroll 1
   for (int n = 0; n < tiles; ++n) {
@@ -108,7 +109,7 @@ __device__ void compute_dk(WideShared<T>& shared, const Maps& maps, float scale)
   for (int e = 0; e < D / 2; ++e) dK[e] = 0;
   std::uint32_t dS[Br / 16][4];
   wait(&shared.KV_full, 0);
-  Ring<2> at;
+  Ring<stages> at;
   int i = task.first;
 #pragma unroll 1
   for (int n = 0; n < tiles; ++n) {
@@ -181,7 +182,7 @@ template <class T>
 void launch_wide_dkv(const Problem& p, const Backward<T>& t, float scale, const Passed& passed,
                      cudaStream_t stream) {
   constexpr std::size_t bytes = sizeof(WideShared<T>);
-  static_assert(bytes <= 227 * 1024);
+  static_assert(bytes <= most_shared);
   launch_keys<Tiles>(wide_dkv_kernel<T>, bytes, p, t, scale, passed, stream);
 }
 

@@ -36,6 +36,7 @@ struct Shared {
   alignas(128) float LSE2[stages][Br], D_i[stages][Br];
   Barrier KV_full, Q_full[stages], Q_free[stages], dO_full[stages], dO_free[stages];
 };
+static_assert(sizeof(Shared) <= most_shared);
 
 constexpr int meeting = 1;  // the numbered barrier of the two groups
 

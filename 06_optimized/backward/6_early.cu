@@ -34,6 +34,7 @@ struct Shared {
   alignas(128) float LSE2[stages][Br], D_i[stages][Br];
   Barrier KV_full, Q_full[stages], Q_free[stages], dO_full[stages], dO_free[stages];
 };
+static_assert(sizeof(Shared) <= most_shared);
 
 // The numbered barriers: where the two groups meet, and two for each group's buffer of dQ.
 constexpr int meeting = 1, dQ_free = 2, dQ_full = 2 + groups;
@@ -113,6 +114,7 @@ __device__ void compute(Shared& shared, const Maps& maps, const Problem& p, floa
 
 #pragma unroll 1
   for (int n = 0; n < at.steps; ++n, at.next()) {
+    static_assert(stages == 2);  // the other buffer is now ^ 1
     const int now = q.at;
     wgmma_wait<0>(S);  // and dK of the step before
     if (leader && n > 0) arrive(&shared.Q_free[now ^ 1]);

@@ -1,16 +1,20 @@
-// Rung 8: dQ one step late.
+// Rung 9: what a mask costs.
 //
-// The idea: dQ needs dS of both warpgroups, and in the rungs before both wait until the other has
-// written: once in each step the two are brought into line, take their exponentials at the same
-// time, and the tensor cores have nothing to do. But nobody is in a hurry for dQ. Here a group
-// says that its dS is there, goes on, and multiplies dQ of the step before, whose dS has been there
-// for long. dS gets a third buffer. The groups may drift apart by up to a step, and one's
-// exponentials come to lie under the other's products.
+// The idea: in every step of the rungs before stands `if (at.i0 < seen_all) hide(P)`, between the
+// exponentials and the roundings of P. Without a mask it is never taken, and costs all the same:
+// ptxas moves nothing over a branch, so the roundings cannot fill the gaps between exponentials. So
+// there are two kernels now.
+//   no mask    has no such branch
+//   a mask     hides S, before its exponentials, and not P, after them: exponentials and roundings
+//              are one piece again. And each warp says for itself that a buffer has been read,
+//              where in the rungs before, and without a mask, one thread speaks for four warps
 //
-// What should change: hardly any wait for the other group. But dQ of the last step comes behind the
-// loop, where nothing hides it, 512 cycles a block: 0.8 % of its time at N = 1024, 0.2 % at 4096.
+// What should change: little. A step without a mask has 404 instructions in place of 409, and an
+// exponential and a rounding that take turns. A hidden score costs what a hidden weight did.
 //
-// Measured: 628 TFLOP/s after 611; with a causal mask 564 after 565.
+// Measured: (not yet)
+#include <cfloat>
+
 #include "06_optimized/backward.hpp"
 #include "06_optimized/backward/steps.cuh"
 #include "06_optimized/ptx/mma.cuh"
@@ -33,6 +37,7 @@ struct Shared {
   alignas(128) float LSE2[stages][Br], D_i[stages][Br];
   Barrier KV_full, Q_full[stages], Q_free[stages], dO_full[stages], dO_free[stages];
 };
+static_assert(sizeof(Shared) <= most_shared);
 
 // The numbered barriers: where the two groups meet, two for each group's buffer of dQ, and two for
 // each group's dS, of even steps and of odd ones.
@@ -79,12 +84,15 @@ __device__ void push(Shared& shared, const Problem& p, const Passed& passed, Pla
 // ---- the warpgroups that compute, 64 keys each ----
 // S, P, dP and dS are held transposed, a row for each key: steps.cuh.
 
+template <bool masked>
 __device__ void compute(Shared& shared, const Maps& maps, const Problem& p, float scale,
                         Place<Br> at) {
   const int group = uniform(threadIdx.x / 128) - 1, thread = threadIdx.x % 128;
   const int warp = thread / 32, lane = thread % 32;
-  const bool leader = thread == 0;
-  const float c = scale * 1.4426950408889634f;  // exp(scale x) = 2^(c x)
+  // Says that a buffer has been read: with a mask a lane of each warp, else a thread of the group.
+  const bool leader = masked ? lane == 0 : thread == 0;
+  // exp(scale x) = 2^(c x). With a factor of 0 a hidden score would be as good as any.
+  const float c = scale == 0 ? FLT_MIN : scale * 1.4426950408889634f;
   const int hk = int(p.key_head(at.h));
   T* K = shared.K + group * 64 * 64;  // the group's keys, of each box of 64 columns
   T* V = shared.V + group * 64 * 64;
@@ -129,9 +137,15 @@ __device__ void compute(Shared& shared, const Maps& maps, const Problem& p, floa
 
 #pragma unroll 1
   for (int n = 0; n < at.steps; ++n, at.next()) {
+    static_assert(stages == 2);  // the other buffer is now ^ 1
     const int now = q.at;
     wgmma_wait<0>(S);  // and dK of the step before
+    if (masked) __syncwarp();
     if (leader && n > 0) arrive(&shared.Q_free[now ^ 1]);
+    if (masked && at.i0 < seen_all) {
+      const int first = at.i0 + 2 * (lane % 4), hidden[2] = {seen[0] - first, seen[1] - first};
+      hide(S, hidden, c < 0 ? INFINITY : -INFINITY);
+    }
 
     // dP_ij = dO_i V_j^T
     float dP[Br / 2];
@@ -150,10 +164,6 @@ __device__ void compute(Shared& shared, const Maps& maps, const Problem& p, floa
       const float2 L = LSE2[i / 4 * 4];
       P[i] = ex2(fmaf(S[i], c, -L.x));
       P[i + 1] = ex2(fmaf(S[i + 1], c, -L.y));
-    }
-    if (at.i0 < seen_all) {
-      const int first = at.i0 + 2 * (lane % 4), hidden[2] = {seen[0] - first, seen[1] - first};
-      hide(P, hidden);
     }
 
     // dV_j += sum_i P_ij dO_i, which needs no dP: it runs under what follows
@@ -197,6 +207,7 @@ __device__ void compute(Shared& shared, const Maps& maps, const Problem& p, floa
     // And dV. The hardware multiplies for four warps together, as libraries count on, too, and they
     // have read D_i before: one thread may speak for them, without a meeting.
     wgmma_wait<1>(dQ);
+    if (masked) __syncwarp();
     if (leader) arrive(&shared.dO_free[now]);
     if (n > 0) hand_over(dQ);
 
@@ -224,14 +235,16 @@ __device__ void compute(Shared& shared, const Maps& maps, const Problem& p, floa
   store_sums<Bc>(maps, K, V, dK, dV, warp, lane, j, hk, at.b);
 }
 
+template <bool masked>
 __global__ void __launch_bounds__(threads, 1)
     masks_kernel(const __grid_constant__ Maps maps, const __grid_constant__ Problem p,
                  const __grid_constant__ Passed passed, float scale, int section) {
   auto& shared = FA_DYNAMIC_SHARED(Shared);
   if (threadIdx.x == 0) {
     init(&shared.KV_full, 1);
-    init(shared.Q_full, shared.Q_free, groups);  // one thread of each group says so
-    init(shared.dO_full, shared.dO_free, groups);
+    constexpr int readers = masked ? 4 * groups : groups;  // warps, or groups
+    init(shared.Q_full, shared.Q_free, readers);
+    init(shared.dO_full, shared.dO_free, readers);
     fence_barriers();
   }
   __syncthreads();
@@ -245,7 +258,7 @@ __global__ void __launch_bounds__(threads, 1)
       load(shared, maps, p, passed, at);
   } else {
     take_registers<240>();
-    compute(shared, maps, p, scale, at);
+    compute<masked>(shared, maps, p, scale, at);
   }
 }
 
@@ -257,10 +270,12 @@ void launch_backward_masks(const Problem& p, const Backward<T>& t, float scale,
   launch_before(p, t, passed, stream);
   const Maps maps = maps_of<Br, Bc>(p, t);
   const int section = heads_of_section(p, D, 40);  // MiB of L2
-  allow_shared_memory(masks_kernel, sizeof(Shared));
+  const bool masked = p.causal != Causal::none || p.Nk % Bc != 0;
+  const auto kernel = masked ? masks_kernel<true> : masks_kernel<false>;
+  allow_shared_memory(kernel, sizeof(Shared));
   const std::int64_t blocks = p.B * p.Hkv * ((p.Nk + Bc - 1) / Bc);
-  FA_LAUNCH(masks_kernel, dim3(unsigned(blocks)), dim3(threads), sizeof(Shared), stream, maps, p,
-            passed, scale, section);
+  FA_LAUNCH(kernel, dim3(unsigned(blocks)), dim3(threads), sizeof(Shared), stream, maps, p, passed,
+            scale, section);
   launch_after(p, t, scale, passed, stream);
 }
 template void launch_backward_masks(const Problem&, const Backward<__nv_bfloat16>&, float,

@@ -1,18 +1,19 @@
-// Rung 9, the last: a shape for each head dimension, no work that only a mask needs, and the whole
-// contract.
+// The product of this ladder: rung 9's step, a shape for each head dimension, the whole contract up
+// to d = 128: both types, any strides and addresses, key lengths.
 //
-// The idea: what remains is in the details.
-//   d = 64     a tile has 128 queries, so that a step is as much work as with d = 128; dQ is added
-//              up from registers (rung 4), which spares shared memory; dV comes behind dS (rung 6)
-//   no mask    a kernel of its own: the branch that hides scores may cost even where it is not
-//              taken, because ptxas moves nothing over it
-//   a mask     hides S, before its exponentials, and not P, after them: then exponentials and
-//              rounding are one piece between two branches
-//   who says   that a buffer has been read: each warp, where there is a mask
-//   sections   of heads whose Q, dO and dQ need 20 MiB, not 40: more of it is still in the L2 cache
-//              when it is asked for
+// Warps 0 and 1 push, each one group's part of dQ; warp 2 loads; 4 to 11 are the two groups that
+// compute, 64 keys each. What a group issues in two steps, and what it does meanwhile:
+//   dP n | dV n | dQ n - 1, dK n, S n + 1 | dP n + 1 | dV n + 1 | dQ n, dK n + 1, S n + 2
+//   P n  | dS n | dQ n - 1 leaves         | P n + 1  | dS n + 1 | dQ n leaves
+// The other does the same, up to a step away. With d = 64 dV is behind dS, and nobody pushes.
 //
-// What should change: 1 to 3 % at d = 128. And d, types, strides and key lengths as promised.
+//   who waits    for                       who arrives                                  how many
+//   both groups  KV_full, Q_full, dO_full  the loader, and the bytes that it asked for  1
+//   the loader   Q_free, dO_free           groups that have read; with a mask, warps    2; 8
+//   a group      ready(other, n - 1)       the other: its dS of step n - 1 is there     256 threads
+//   its pusher   dQ_full                   the group: dQ is in the buffer               160
+//   a group      dQ_free                   its pusher: the buffer has been read         160
+//   both groups  meeting                   both, at the end: nobody reads K any more    256
 //
 // Measured: 637 TFLOP/s after 628; with a causal mask 569 after 564.
 #include <cfloat>
@@ -27,29 +28,35 @@
 namespace fa::optimized {
 namespace {
 
-// A block of threads has Bc keys, 64 a warpgroup; a tile has Br queries. Measured, not derived.
+// A block of threads has Bc keys, 64 a group; a tile has Br queries. D is the head dimension,
+// padded; the statistic that is called D elsewhere is D_i here. Measured, not derived:
+//            D = 64                                        D = 128
+//   Br       128: then a step has as much work as there    64: more, and registers would not do
+//   adds_dQ  yes: a buffer would be 512 of 3328 cycles     no: a pusher does it
+//   late_dV  behind dS, beside which exponentials may lie  as soon as P is there: it runs under dS
 template <int D_>
 struct Sizes {
   static constexpr int D = D_, groups = 2, Bc = 64 * groups, Br = D == 64 ? 128 : 64;
   static constexpr int stages = 2, threads = 128 * (groups + 1);
-  static constexpr bool adds_dQ = D == 64;  // from its registers; else a spare warp does
-  static constexpr bool late_dV = D == 64;  // issued behind dS, not as soon as P is there
+  static constexpr bool adds_dQ = D == 64, late_dV = D == 64;
 };
+constexpr int square = 64 * 64;  // numbers of 64 rows in a box, which has 64 columns
 
 template <class Tiles, class T>
 struct Shared {
   alignas(1024) T K[Tiles::Bc * Tiles::D], V[Tiles::Bc * Tiles::D];
   alignas(1024) T Q[Tiles::stages][Tiles::Br * Tiles::D], dO[Tiles::stages][Tiles::Br * Tiles::D];
   alignas(1024) T dS[3][Tiles::Br * Tiles::Bc];
-  alignas(128) float dQ[Tiles::groups][64 * 64];
+  alignas(128) float dQ[Tiles::groups][square];
   alignas(128) float LSE2[Tiles::stages][Tiles::Br], D_i[Tiles::stages][Tiles::Br];
   Barrier KV_full, Q_full[Tiles::stages], Q_free[Tiles::stages];
   Barrier dO_full[Tiles::stages], dO_free[Tiles::stages];
 };
 
-// The numbered barriers: where the two groups meet, two for each group's buffer of dQ, one for a
-// group alone, and two for each group's dS, of even steps and of odd ones.
-constexpr int meeting = 1, dQ_free = 2, dQ_full = 4, alone = 6, ready = 8;
+// The numbered barriers: all but `meeting` once for each group, `ready` for even and for odd steps
+constexpr int meeting = 1, dQ_free = 2, dQ_full = 4, alone = 6;
+__device__ constexpr int ready(int group, int n) { return 8 + 2 * group + n % 2; }
+constexpr int both = 256, with_pusher = 128 + 32;  // threads that take part
 
 // ---- the warps that move data ----
 
@@ -73,17 +80,16 @@ __device__ void load(Shared<Tiles, T>& shared, const Maps& maps, const Problem& 
   }
 }
 
-// One warp for each group's block of dQ: adds it up in global memory.
+// One warp for each group's part of dQ: adds it up in global memory.
 template <class Tiles, class T, class At>
 __device__ void push(Shared<Tiles, T>& shared, const Problem& p, const Passed& passed, At at,
                      int group) {
-  float* dQ = shared.dQ[group];
 #pragma unroll 1
   for (int n = 0; n < at.steps; ++n, at.next()) {
-    arrive(dQ_free + group, 128 + 32);  // the first time at once: nothing is in it yet
-    sync(dQ_full + group, 128 + 32);
+    arrive(dQ_free + group, with_pusher);  // the first time at once: nothing is in it yet
+    sync(dQ_full + group, with_pusher);
     if (elected()) {
-      bulk_add(passed.dQ + at.row(p, passed) * Tiles::D + group * 4096, dQ,
+      bulk_add(passed.dQ + at.row(p, passed) * Tiles::D + group * square, shared.dQ[group],
                int(sizeof shared.dQ[0]));
       tma_commit();
       tma_wait_read();
@@ -101,14 +107,12 @@ __device__ void compute(Shared<Tiles, T>& shared, const Maps& maps, const Proble
   constexpr int D = Tiles::D, Br = Tiles::Br, Bc = Tiles::Bc;
   const int group = uniform(threadIdx.x / 128) - 1, thread = threadIdx.x % 128;
   const int warp = thread / 32, lane = thread % 32;
-  // Says that a buffer has been read: with a mask a lane of each warp, else a thread of the group.
-  // Measured, not derived.
-  const bool leader = masked ? lane == 0 : thread == 0;
+  const bool leader = masked ? lane == 0 : thread == 0;  // says that a buffer has been read
   // exp(scale x) = 2^(c x). With a factor of 0 a hidden score would be as good as any.
   const float c = scale == 0 ? FLT_MIN : scale * 1.4426950408889634f;
   const int hk = int(p.key_head(at.h));
-  T* const K = shared.K + group * 64 * 64;  // the group's keys, of each box of 64 columns
-  T* const V = shared.V + group * 64 * 64;
+  T* const K = shared.K + group * square;  // the group's keys, of each box
+  T* const V = shared.V + group * square;
 
   // The first query that sees the thread's key r, and the first that sees all keys of the group
   const Mask mask(p, at.b);
@@ -122,21 +126,15 @@ __device__ void compute(Shared<Tiles, T>& shared, const Maps& maps, const Proble
   Ring<Tiles::stages> q;
 
   // S_ij = Q_i K_j^T,  dP_ij = dO_i V_j^T
-  const auto issue_S = [&](float(&S)[Br / 2], int at) {
-    forget(S);
+  const auto issue_pairs = [&](float(&C)[Br / 2], const T* keys, const T* queries) {
+    forget(C);
     wgmma_fence();
-    multiply_transposed<T, D, Bc, Br>(S, K, shared.Q[at]);
-    wgmma_commit();
-  };
-  const auto issue_dP = [&](float(&dP)[Br / 2], int at) {
-    forget(dP);
-    wgmma_fence();
-    multiply_transposed<T, D, Bc, Br>(dP, V, shared.dO[at]);
+    multiply_transposed<T, D, Bc, Br>(C, keys, queries);
     wgmma_commit();
   };
   // P_ij = exp(scale S_ij - LSE_i)
-  const auto exponentials = [&](float(&P)[Br / 2], const float(&S)[Br / 2], int at) {
-    const auto LSE2 = reinterpret_cast<const float2*>(shared.LSE2[at]) + lane % 4;
+  const auto exponentials = [&](float(&P)[Br / 2], const float(&S)[Br / 2], int slot) {
+    const auto LSE2 = reinterpret_cast<const float2*>(shared.LSE2[slot]) + lane % 4;
 #pragma unroll
     for (int i = 0; i < Br / 2; i += 2) {
       const float2 L = LSE2[i / 4 * 4];
@@ -152,47 +150,46 @@ __device__ void compute(Shared<Tiles, T>& shared, const Maps& maps, const Proble
   };
   // dS_ij = P_ij (dP_ij - D_i), in place of dP; into shared memory as rows of queries, for dQ
   const auto make_dS = [&](std::uint32_t(&rounded)[Br / 16][4], float(&dP)[Br / 2],
-                           const float(&P)[Br / 2], int at, T* dS) {
-    const auto D_i = reinterpret_cast<const float2*>(shared.D_i[at]) + lane % 4;
+                           const float(&P)[Br / 2], int slot, T* dS) {
+    const auto D_i = reinterpret_cast<const float2*>(shared.D_i[slot]) + lane % 4;
 #pragma unroll
     for (int i = 0; i < Br / 2; i += 2) {
-      const float2 d = D_i[i / 4 * 4];
-      dP[i] = P[i] * (dP[i] - d.x);
-      dP[i + 1] = P[i + 1] * (dP[i + 1] - d.y);
+      const float2 minus = D_i[i / 4 * 4];
+      dP[i] = P[i] * (dP[i] - minus.x);
+      dP[i + 1] = P[i + 1] * (dP[i + 1] - minus.y);
     }
     round_to<T>(rounded, dP);
     const RowChunk to = ldmatrix_by_columns(lane);
 #pragma unroll
-    for (int j = 0; j < Br / 16; ++j)
+    for (int x = 0; x < Br / 16; ++x)
       stmatrix_transposed(
-          dS + group * Br * 64 + swizzled_chunk(16 * j + to.row, 2 * warp + to.chunk), rounded[j]);
+          dS + group * Br * 64 + swizzled_chunk(16 * x + to.row, 2 * warp + to.chunk), rounded[x]);
     fence_async();  // and LSE2 and D_i have been read: the copy engine may write there
   };
-  // dQ_i = sum_j dS_ij K_j of all keys of the block, 64 x 64: half of the columns or of the rows
+  // dQ_i = sum_j dS_ij K_j of all keys of the block, 64 x 64: half of the rows or of the columns
   const auto issue_dQ = [&](float(&dQ)[32], int buffer) {
     forget(dQ);
     wgmma_fence();
-    if constexpr (D == 64)
-      multiply<T, Bc, Br>(dQ, shared.dS[buffer] + group * 64 * 64, shared.K);
-    else
-      multiply<T, Bc, Br>(dQ, shared.dS[buffer], shared.K + group * Bc * 64);
+    const int half = D == 64 ? group * square : group * Bc * 64;
+    multiply<T, Bc, Br>(dQ, shared.dS[buffer] + (D == 64 ? half : 0),
+                        shared.K + (D == 64 ? 0 : half));
     wgmma_commit();
   };
   // dQ, whose tile begins at this row, into global memory
-  const auto add_up = [&](const float(&dQ)[32], std::int64_t row) {
+  const auto add_up = [&](const float(&dQ)[32], std::int64_t first_row) {
     if constexpr (Tiles::adds_dQ) {
-      float* sum = passed.dQ + row * D + group * 4096 + thread * 4;
+      float* sum = passed.dQ + first_row * D + group * square + thread * 4;
 #pragma unroll
       for (int i = 0; i < 32; i += 4) add(sum + i / 4 * 512, dQ + i);
       return;
     }
-    sync(dQ_free + group, 128 + 32);
+    sync(dQ_free + group, with_pusher);
 #pragma unroll
     for (int i = 0; i < 32; i += 4)
       reinterpret_cast<float4*>(shared.dQ[group])[i / 4 * 128 + thread] =
           make_float4(dQ[i], dQ[i + 1], dQ[i + 2], dQ[i + 3]);
     fence_async();
-    arrive(dQ_full + group, 128 + 32);
+    arrive(dQ_full + group, with_pusher);
   };
 
   wait(&shared.KV_full, 0);
@@ -206,14 +203,14 @@ __device__ void compute(Shared<Tiles, T>& shared, const Maps& maps, const Proble
     fence_async();
     sync(alone + group, 128);
   }
-
   float S[Br / 2];
   if (at.steps > 0) wait(&shared.Q_full[0], 0);
-  issue_S(S, 0);
+  issue_pairs(S, K, shared.Q[0]);
   int buffer = 0, before = 2;
   std::int64_t row_before = 0;  // where the rows of the step before begin
 #pragma unroll 1
   for (int n = 0; n < at.steps; ++n, at.next()) {
+    static_assert(Tiles::stages == 2);  // the other buffer is now ^ 1
     const int now = q.at;
     float P[Br / 2], dP[Br / 2], dQ[32];
     std::uint32_t rounded_P[Br / 16][4], rounded_dS[Br / 16][4];
@@ -225,19 +222,19 @@ __device__ void compute(Shared<Tiles, T>& shared, const Maps& maps, const Proble
       hide(S, hidden, c < 0 ? INFINITY : -INFINITY);
     }
     wait(&shared.dO_full[now], q.phase);
-    issue_dP(dP, now);
+    issue_pairs(dP, V, shared.dO[now]);
     exponentials(P, S, now);
     round_to<T>(rounded_P, P);
     if (!Tiles::late_dV) issue_sum(dV, rounded_P, shared.dO[now]);
     // dS, with d = 128 while dV is under way. Its buffer is free: the other group is done with the
     // step before the last, since it has written dS of the last one.
-    if (n > 0) sync(ready + 2 * (group ^ 1) + (n - 1) % 2, 256);
+    if (n > 0) sync(ready(group ^ 1, n - 1), both);
     wgmma_wait<Tiles::late_dV ? 0 : 1>(dP);
     make_dS(rounded_dS, dP, P, now, shared.dS[buffer]);
-    arrive(ready + 2 * group + n % 2, 256);
+    arrive(ready(group, n), both);
     if (Tiles::late_dV) issue_sum(dV, rounded_P, shared.dO[now]);
 
-    // dQ of the step before, for which both have written; in the first step nobody wants it.
+    // dQ of the step before, of which both have written dS; in the first step nobody wants it.
     issue_dQ(dQ, before);
     before = buffer;
     buffer = buffer == 2 ? 0 : buffer + 1;
@@ -251,12 +248,12 @@ __device__ void compute(Shared<Tiles, T>& shared, const Maps& maps, const Proble
     // S of the next step; after the last one of what lies there, and nobody looks at it.
     q.next();
     if (n + 1 < at.steps) wait(&shared.Q_full[q.at], q.phase);
-    issue_S(S, q.at);
+    issue_pairs(S, K, shared.Q[q.at]);
   }
   wgmma_wait<0>(S);
   if (at.steps > 0) {
     float dQ[32];
-    sync(ready + 2 * (group ^ 1) + (at.steps - 1) % 2, 256);
+    sync(ready(group ^ 1, at.steps - 1), both);
     issue_dQ(dQ, before);
     wgmma_wait<0>(dQ);
     add_up(dQ, row_before);
@@ -267,7 +264,7 @@ __device__ void compute(Shared<Tiles, T>& shared, const Maps& maps, const Proble
   // dK scaled, and both leave, through what were K and V.
 #pragma unroll
   for (int i = 0; i < D / 2; ++i) dK[i] *= scale;
-  sync(meeting, 256);  // nobody reads K any more
+  sync(meeting, both);  // nobody reads K any more
   store_sums<Bc>(maps, K, V, dK, dV, warp, lane, j, hk, at.b);
 }
 
@@ -302,13 +299,13 @@ __global__ void __launch_bounds__(Tiles::threads, 1)
 template <bool masked, class Tiles, class T>
 void launch(const Problem& p, const Backward<T>& t, float scale, const Passed& passed,
             cudaStream_t stream) {
-  constexpr int D = Tiles::D, Br = Tiles::Br, Bc = Tiles::Bc;
-  const Maps maps = maps_of<Br, Bc>(p, t);
-  const int section = heads_of_section(p, D, 20);  // MiB of L2
+  const Maps maps = maps_of<Tiles::Br, Tiles::Bc>(p, t);
+  const int section = heads_of_section(p, Tiles::D, 20);  // MiB of L2
   const auto kernel = hopper_kernel<masked, Tiles, T>;
   constexpr std::size_t shared_bytes = sizeof(Shared<Tiles, T>);
+  static_assert(shared_bytes <= most_shared);
   allow_shared_memory(kernel, shared_bytes);
-  const std::int64_t blocks = p.B * p.Hkv * ((p.Nk + Bc - 1) / Bc);
+  const std::int64_t blocks = p.B * p.Hkv * ((p.Nk + Tiles::Bc - 1) / Tiles::Bc);
   launch_before(p, t, passed, stream);
   FA_LAUNCH(kernel, dim3(unsigned(blocks)), dim3(Tiles::threads), shared_bytes, stream, maps, p,
             passed, scale, section);

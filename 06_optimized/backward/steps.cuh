@@ -1,5 +1,5 @@
-// What rungs 4 to 9 have in common: which keys a block of threads has, its steps over the queries
-// that see them, how the tiles of a step come, what hides P, and how dK and dV leave.
+// What rungs 4 to 9 and hopper have in common: which keys a block of threads has, its steps over
+// the queries that see them, how the tiles of a step come, what hides P, and how dK and dV leave.
 //
 // A block keeps Bc keys; each step brings Br queries. A warpgroup holds S, P, dP and dS transposed,
 // a row for each of its 64 keys, as wgmma.cuh says: a thread has n numbers of two keys, r = 0
@@ -16,6 +16,9 @@
 
 namespace fa::optimized {
 
+// Bytes of shared memory that a block of threads may have on compute capability 9.0.
+constexpr std::size_t most_shared = 227 * 1024;
+
 // ---- which keys a block has ----
 // Blocks of threads start in the order of their numbers. Each has Bc keys, from first_key() on, of
 // one head of all B Hkv.
@@ -30,8 +33,8 @@ struct HeadByHead {
   __device__ int first_key() const { return int(blockIdx.x) % tiles * Bc; }
 };
 
-// Rungs 6 to 9: in sections of heads. With a causal mask the first keys are seen by the most
-// queries, so the shortest blocks come last.
+// Rungs 6 to 9 and hopper: in sections of heads. With a causal mask the first keys are seen by the
+// most queries, so the shortest blocks come last.
 template <int Bc>
 struct InSections {
   Order<int> order;
@@ -68,7 +71,7 @@ struct Place {
   int h, i0, steps;  // where the walk is; how many steps it has
 
   // Of keys that nobody sees the first row is Nq, and `first` may lie below it: a step of which all
-  // is hidden. Only rung 9, whose keys may hold NaN, must skip it.
+  // is hidden. Only hopper, whose keys may hold NaN, must skip it.
   template <class Keys>
   __device__ Place(const Problem& p, const Keys& keys, bool skip_unseen = false) {
     const int head = keys.head(), group = int(p.Hq / p.Hkv);
@@ -121,7 +124,8 @@ __device__ void bring(T (&X)[size], const CUtensorMap& map, float (&statistic)[B
 // ---- the mask ----
 
 // P_ij = 0 where query i does not see key j; hidden[r] counts hidden queries from the thread's
-// first. Rung 3 has this, too. Rung 9 hides S, before the exponentials, and says with which value.
+// first. Rung 3 has this, too. Rung 9 and hopper hide S, before the exponentials, and say with
+// which value.
 template <int n>
 __device__ void hide(float (&P)[n], const int (&hidden)[2], float value = 0) {
 #pragma unroll

@@ -104,16 +104,20 @@ class Gpu : public GpuTest {};
 
 #ifdef FA_EMULATED
 // A barrier knows the parity of its phase alone, so who looks two phases late waits for ever. Rung
-// 5 had one barrier for Q and for the first K and V, which nothing held back until all had seen Q.
-TEST_F(Gpu, RungFiveWaitsForKAndVAtABarrierOfTheirOwn) {
+// 7 once had one barrier for Q and for the first K and V, which nothing held back until all had
+// seen Q.
+TEST_F(Gpu, RungsWithOneBufferWaitForKAndVAtABarrierOfTheirOwn) {
   ForwardCase<bf16> c(spec(70, 130, 128), true);
-  for (const emulator::Schedule& s : {emulator::Schedule{emulator::Timing::early, 0},
-                                      {emulator::Timing::random, 1},
-                                      {emulator::Timing::random, 3}}) {
-    const emulator::WithSchedule schedule(s);
-    run(c, Kernel::wgmma);
-    EXPECT_EQ(c.verdict(), "");
-  }
+  for (Kernel kernel : {Kernel::tma, Kernel::wgmma})
+    for (const emulator::Schedule& s : {emulator::Schedule{emulator::Timing::early, 0},
+                                        {emulator::Timing::random, 1},
+                                        {emulator::Timing::random, 3}}) {
+      const emulator::WithSchedule schedule(s);
+      c.O.poison();
+      c.LSE.poison();
+      run(c, kernel);
+      EXPECT_EQ(c.verdict(), "") << optimized::name(kernel);
+    }
 }
 #endif
 
@@ -157,6 +161,23 @@ TEST_F(Gpu, ForwardSaysWhichKernelItChose) {
     EXPECT_EQ(c.verdict(), "") << "best, d = " << d;
     EXPECT_EQ(run(c, Kernel::fa2), Kernel::fa2);
     EXPECT_EQ(c.verdict(), "") << "fa2, d = " << d;
+  }
+}
+
+// The copy engine knows no empty tensor: without keys its rungs hand over, and say so.
+TEST_F(Gpu, ForwardSaysWhoStoodInWithoutKeys) {
+  ForwardCase<bf16> c(spec(70, 0, 128), true);
+  std::size_t count = 0;
+  const optimized::Rung* ladder = optimized::rungs(count);
+  for (std::size_t n = 0; n < count; ++n) {
+    const optimized::Rung& r = ladder[n];
+    if (!unavailable(r.kernel).empty()) continue;
+    c.O.poison();
+    c.LSE.poison();
+    EXPECT_EQ(run(c, r.kernel),
+              r.capability == 90 && !r.whole_contract ? Kernel::swizzle : r.kernel)
+        << r.name;
+    EXPECT_EQ(c.verdict(), "") << r.name;
   }
 }
 

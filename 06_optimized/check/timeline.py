@@ -88,7 +88,7 @@ class Ladder:
 def issued(into: str) -> Rule:
     """A product of wgmma: its first argument is what it adds to. The fence must be the last thing before it."""
     return Rule(f"{into} issued", "before",
-                rf"(?:wgmma_fence\(\);\s*)?\bmultiply\w*<[^;()]*>\({into}\b|\bissue_sum\({into}\b")
+                rf"(?:wgmma_fence\(\);\s*)?\bmultiply\w*<[^;()]*>\({into}\b|\bissue_(?:sum|pairs)\({into}\b")
 
 
 def product(into: str) -> tuple[Rule, Rule]:
@@ -106,7 +106,7 @@ ROLES = (GROUP, LOAD)
 FORWARD = Ladder(
     launch="launch_",
     flags=(),
-    others=("forward/3_swizzle.cu",),
+    others=(),
     rungs={
         "wgmma": Rung("5 wgmma", "forward/7_wgmma.cu", (Function("wgmma_kernel", "0", "threadIdx.x == 0"),)),
         "ring": Rung("6 ring", "forward/8_ring.cu", (Function("compute", "0", "threadIdx.x == 0"), LOAD)),

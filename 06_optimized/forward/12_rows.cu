@@ -30,10 +30,6 @@ struct Shared {
   Barrier Q_full, K_full[stages], K_free[stages], V_full[stages], V_free[stages];
 };
 
-struct Maps {
-  CUtensorMap Q, K, V, O;
-};
-
 // Asks for a tile of `rows` rows, from row `first` of head h on.
 template <int rows>
 __device__ void bring(T* tile, const CUtensorMap& map, Barrier* full, int first, int h, int b) {
@@ -42,19 +38,7 @@ __device__ void bring(T* tile, const CUtensorMap& map, Barrier* full, int first,
   for (int x = 0; x < D; x += 64) tma_load(tile + x * rows, map, full, x, first, h, b);
 }
 
-// The tile of queries of this block, the longest rows first.
-struct Place {
-  int b, h, i0, rows;
-  __device__ explicit Place(const Problem& p) {
-    const int tiles = int((p.Nq + Br - 1) / Br), head = blockIdx.x / tiles;
-    b = head / int(p.Hq);
-    h = head % int(p.Hq);
-    i0 = (tiles - 1 - blockIdx.x % tiles) * Br;
-    rows = min(Br, int(p.Nq) - i0);
-  }
-};
-
-__device__ void load(Shared& shared, const Maps& maps, const Problem& p, const Place& at) {
+__device__ void load(Shared& shared, const ForwardMaps& maps, const Problem& p, const Place& at) {
   const int seen = int(Mask(p, at.b).visible_keys(at.i0 + at.rows - 1));
   const int blocks = max(1, (seen + Bc - 1) / Bc), hk = int(p.key_head(at.h));
   bring<Br>(shared.Q, maps.Q, &shared.Q_full, at.i0, at.h, at.b);
@@ -77,29 +61,25 @@ __device__ void load(Shared& shared, const Maps& maps, const Problem& p, const P
   bring_V(0);
 }
 
-__device__ void compute(Shared& shared, const Maps& maps, const Problem& p, const Forward<T>& t,
-                        const Place& at, float scale) {
+__device__ void compute(Shared& shared, const ForwardMaps& maps, const Problem& p,
+                        const Forward<T>& t, const Place& at, float scale) {
   const int group = uniform(threadIdx.x / 128) - 1, warp = threadIdx.x / 32 % 4;
   const int lane = threadIdx.x % 32;
   const bool leader = threadIdx.x % 128 == 0;
-  const T* Qi = shared.Q + group * 64 * 64;           // the group's rows, of each box of 64 columns
-  const int row = 64 * group + 16 * warp + lane / 4;  // of the tile; the other is 8 below
-  const Mask mask(p, at.b);
-  const int visible[2] = {int(mask.visible_keys(at.i0 + min(row, at.rows - 1))),
-                          int(mask.visible_keys(at.i0 + min(row + 8, at.rows - 1)))};
-  const int blocks = max(1, (int(mask.visible_keys(at.i0 + at.rows - 1)) + Bc - 1) / Bc);
-  const int full = int(mask.visible_keys(at.i0 + min(64 * group, at.rows - 1))) / Bc;
+  const float c = scale * 1.4426950408889634f;  // exp(scale x) = 2^(c x)
 
   // The groups issue their products in turn.
   const auto my_turn = [&] { sync(1 + group, 256); };
   const auto next_turn = [&] { arrive(2 - group, 256); };
   if (group == 0) arrive(1, 256);  // the first turn is its own
 
-  const auto hide_in_tile = [&](float(&S)[Bc / 2], int j) {
-    const int first = j * Bc + 2 * (lane % 4), limit[2] = {visible[0] - first, visible[1] - first};
-    hide(S, limit);
-  };
-  const float c = scale * 1.4426950408889634f;  // exp(scale x) = 2^(c x)
+  const int row = 64 * group + 16 * warp + lane / 4;  // of the tile; the other is 8 below
+  const Mask mask(p, at.b);
+  const int visible[2] = {int(mask.visible_keys(at.i0 + min(row, at.rows - 1))),
+                          int(mask.visible_keys(at.i0 + min(row + 8, at.rows - 1)))};
+  const int blocks = max(1, (int(mask.visible_keys(at.i0 + at.rows - 1)) + Bc - 1) / Bc);
+  const int full = int(mask.visible_keys(at.i0 + min(64 * group, at.rows - 1))) / Bc;
+  const T* Qi = shared.Q + group * 64 * 64;  // the group's rows, of each box of 64 columns
   float O[D / 2] = {}, m[2] = {-INFINITY, -INFINITY}, l[2] = {0, 0}, alpha[2];
   std::uint32_t P[Bc / 16][4];
   wait(&shared.Q_full, 0);
@@ -115,7 +95,7 @@ __device__ void compute(Shared& shared, const Maps& maps, const Problem& p, cons
     wgmma_commit();
     wgmma_wait<0>(S);
     if (leader) arrive(&shared.K_free[kv.at]);
-    hide_in_tile(S, j);
+    hide(S, visible, j * Bc);
     softmax<Branch::after_first_maximum>(S, c, m, l, alpha);
     round_to<T>(P, S);
   }
@@ -137,7 +117,7 @@ __device__ void compute(Shared& shared, const Maps& maps, const Problem& p, cons
     next_turn();
     wgmma_wait<1>(S);
     if (leader) arrive(&shared.K_free[kv.at]);
-    if constexpr (decltype(masked)::value) hide_in_tile(S, j);
+    if constexpr (decltype(masked)::value) hide(S, visible, j * Bc);
     softmax<Branch::after_first_maximum>(S, c, m, l, alpha);
     wgmma_wait<0>(O);
     if (leader) arrive(&shared.V_free[before.at]);
@@ -157,46 +137,27 @@ __device__ void compute(Shared& shared, const Maps& maps, const Problem& p, cons
   wgmma_commit();
   wgmma_wait<0>(O);
 
-  // O_i = O / l, L_i = scale m + log l. A row without keys has l = 0: O = 0 and L = -inf.
-#pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    l[r] = row_sum(l[r]);
-    if (t.LSE && lane % 4 == 0 && row + 8 * r < at.rows)
-      t.LSE[(at.b * p.Hq + at.h) * p.Nq + at.i0 + row + 8 * r] =
-          l[r] == 0 ? -INFINITY : m[r] * scale + __logf(l[r]);
-    divide(r, O, l[r]);
-  }
+  // O_i = O / l, L_i = scale m + log l
+  finish(O, m, l, scale, t.LSE, (at.b * p.Hq + at.h) * p.Nq + at.i0, row, at.rows);
 
   // A warp's 16 rows leave by themselves, through what was the tile of Q.
   T* Oi = shared.Q + (64 * group + 16 * warp) * 64;
-  put<Br>(Oi, O, lane);
-  fence_async();
-  __syncwarp();
-  if (lane == 0) {
-#pragma unroll
-    for (int x = 0; x < D; x += 64)
-      tma_store(maps.O, Oi + x * Br, x, at.i0 + 64 * group + 16 * warp, at.h, at.b);
-    tma_commit();
-    tma_wait_read();
-  }
+  store_rows<Br>(maps.O, Oi, O, lane, at.i0, 64 * group + 16 * warp, at.h, at.b);
+  if (lane == 0) tma_wait_read();
 }
 
 __global__ void __launch_bounds__(threads, 1)
-    rows_kernel(const __grid_constant__ Maps maps, const __grid_constant__ Problem p,
+    rows_kernel(const __grid_constant__ ForwardMaps maps, const __grid_constant__ Problem p,
                 const __grid_constant__ Forward<T> t, float scale) {
   auto& shared = FA_DYNAMIC_SHARED(Shared);
   if (threadIdx.x == 0) {
     init(&shared.Q_full, 1);
-    for (int i = 0; i < stages; ++i) {
-      init(&shared.K_full[i], 1);
-      init(&shared.K_free[i], groups);  // one thread of each group says so
-      init(&shared.V_full[i], 1);
-      init(&shared.V_free[i], groups);
-    }
+    init(shared.K_full, shared.K_free, groups);  // a thread of each group says so
+    init(shared.V_full, shared.V_free, groups);
     fence_barriers();
   }
   __syncthreads();
-  const Place at(p);
+  const Place at(p, Br, blockIdx.x);
   if (uniform(threadIdx.x / 128) == 0) {
     give_registers<24>();
     if (threadIdx.x < 32 && elected()) load(shared, maps, p, at);
@@ -210,10 +171,7 @@ __global__ void __launch_bounds__(threads, 1)
 
 template <class T>
 void launch_rows(const Problem& p, const Forward<T>& t, float scale, cudaStream_t stream) {
-  if (p.Nk == 0) return launch_swizzle(p, t, scale, stream);  // TMA knows no empty tensor
-  const Maps maps = {
-      tensor_map(t.Q, p.B, p.Hq, p.Nq, D, Br), tensor_map(t.K, p.B, p.Hkv, p.Nk, D, Bc),
-      tensor_map(t.V, p.B, p.Hkv, p.Nk, D, Bc), tensor_map(t.O, p.B, p.Hq, p.Nq, D, 16)};
+  const ForwardMaps maps = maps_of(p, t, Br, Bc);
   allow_shared_memory(rows_kernel, sizeof(Shared));
   const std::int64_t blocks = p.B * p.Hq * ((p.Nq + Br - 1) / Br);
   FA_LAUNCH(rows_kernel, dim3(unsigned(blocks)), dim3(threads), sizeof(Shared), stream, maps, p, t,

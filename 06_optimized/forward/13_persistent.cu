@@ -39,23 +39,11 @@ __device__ void bring(T* tile, const CUtensorMap& map, Barrier* full, int first,
   for (int x = 0; x < D; x += 64) tma_load(tile + x * rows, map, full, x, first, h, b);
 }
 
-// Tile of queries n of all, the longest rows first.
-struct Place {
-  int b, h, i0, rows;
-  __device__ Place(const Problem& p, int n) {
-    const int tiles = int((p.Nq + Br - 1) / Br), head = n / tiles;
-    b = head / int(p.Hq);
-    h = head % int(p.Hq);
-    i0 = (tiles - 1 - n % tiles) * Br;
-    rows = min(Br, int(p.Nq) - i0);
-  }
-};
-
 __device__ void load(Shared& shared, const ForwardMaps& maps, const Problem& p, int count) {
   Ring<Q_buffers> q;
   Ring<stages> k, v;
   for (int n = blockIdx.x; n < count; n += gridDim.x, q.next()) {
-    const Place at(p, n);
+    const Place at(p, Br, n);
     const int seen = int(Mask(p, at.b).visible_keys(at.i0 + at.rows - 1));
     const int blocks = max(1, (seen + Bc - 1) / Bc), hk = int(p.key_head(at.h));
     wait(&shared.Q_free[q.at], q.phase ^ 1);
@@ -94,7 +82,7 @@ __device__ void compute(Shared& shared, const ForwardMaps& maps, const Problem& 
   Ring<Q_buffers> q;
   Ring<stages> kv;
   for (int n = blockIdx.x; n < count; n += gridDim.x, q.next()) {
-    const Place at(p, n);
+    const Place at(p, Br, n);
     const int row = 64 * group + 16 * warp + lane / 4;  // of the tile; the other is 8 below
     const Mask mask(p, at.b);
     const int visible[2] = {int(mask.visible_keys(at.i0 + min(row, at.rows - 1))),
@@ -180,7 +168,7 @@ __global__ void __launch_bounds__(threads, 1)
   auto& shared = FA_DYNAMIC_SHARED(Shared);
   if (threadIdx.x == 0) {
     init(shared.Q_full, shared.Q_free, 4 * groups);  // a lane of each warp says so
-    init(shared.K_full, shared.K_free, groups);      // a thread of each group
+    init(shared.K_full, shared.K_free, groups);      // a thread of each group says so
     init(shared.V_full, shared.V_free, groups);
     fence_barriers();
   }
@@ -198,7 +186,6 @@ __global__ void __launch_bounds__(threads, 1)
 
 template <class T>
 void launch_persistent(const Problem& p, const Forward<T>& t, float scale, cudaStream_t stream) {
-  if (p.Nk == 0) return launch_swizzle(p, t, scale, stream);  // TMA knows no empty tensor
   const ForwardMaps maps = maps_of(p, t, Br, Bc);
   allow_shared_memory(persistent_kernel, sizeof(Shared));
   const int count = int(p.B * p.Hq * ((p.Nq + Br - 1) / Br));

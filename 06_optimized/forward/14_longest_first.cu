@@ -1,18 +1,20 @@
-// Rung 13: persistence. A block for each SM, that lives until the last tile is done.
+// Rung 14: the longest first. Tiles are not dealt out: who is done takes the next one.
 //
-// The idea: a block that ends leaves its SM idle: the last O must leave, then a new block starts,
-// sets up barriers, waits for Q and the first K. A block that stays takes the next tile itself. Its
-// loader is then ahead of the tile: the next Q comes into a second buffer while this one is in use,
-// and O leaves from a buffer of its own while the next tile has begun.
+// The idea: with a causal mask a tile of queries costs from one block of keys to all of them, and a
+// block of threads that takes every 132nd tile is done early or late by luck. Here a counter in
+// global memory says which tile is next, and the longest come first (order.cuh): the last to be
+// taken are short, and all SMs are done at about the same time. Heads come in sections, so that
+// tiles under way at the same time share K and V in the L2 cache.
 //
-// What should change: most for short sequences, where a tile is over after a few steps. Nothing in
-// the loop.
+// What should change: nothing without a mask, where all tiles are alike and are dealt out as before.
+// With a causal mask the SMs end together, and not up to one long tile apart.
 //
-// Measured: 698 TFLOP/s after 658.
+// Measured: (not yet)
 #include <algorithm>
 
 #include "06_optimized/forward/softmax.cuh"
 #include "06_optimized/optimized.hpp"
+#include "06_optimized/order.cuh"
 #include "06_optimized/ptx/tma.cuh"
 #include "06_optimized/ptx/wgmma.cuh"
 
@@ -29,6 +31,7 @@ struct Shared {
   alignas(1024) T Q[Q_buffers][Br * D], K[stages][Bc * D], V[stages][Bc * D], O[Br * D];
   Barrier Q_full[Q_buffers], Q_free[Q_buffers];
   Barrier K_full[stages], K_free[stages], V_full[stages], V_free[stages];
+  int tile[Q_buffers];  // whose Q lies there: a number in the order, or one past the last
 };
 
 // Asks for a tile of `rows` rows, from row `first` of head h on.
@@ -39,26 +42,30 @@ __device__ void bring(T* tile, const CUtensorMap& map, Barrier* full, int first,
   for (int x = 0; x < D; x += 64) tma_load(tile + x * rows, map, full, x, first, h, b);
 }
 
-// Tile of queries n of all, the longest rows first.
+// Tile of queries n in the order.
 struct Place {
   int b, h, i0, rows;
-  __device__ Place(const Problem& p, int n) {
-    const int tiles = int((p.Nq + Br - 1) / Br), head = n / tiles;
+  __device__ Place(const Problem& p, const Order<int>& order, int n) {
+    int head, tile;
+    order.place(n, head, tile);
     b = head / int(p.Hq);
     h = head % int(p.Hq);
-    i0 = (tiles - 1 - n % tiles) * Br;
+    i0 = tile * Br;
     rows = min(Br, int(p.Nq) - i0);
   }
 };
 
-__device__ void load(Shared& shared, const ForwardMaps& maps, const Problem& p, int count) {
+__device__ void load(Shared& shared, const ForwardMaps& maps, const Problem& p,
+                     const Order<int>& order, unsigned* taken) {
   Ring<Q_buffers> q;
   Ring<stages> k, v;
-  for (int n = blockIdx.x; n < count; n += gridDim.x, q.next()) {
-    const Place at(p, n);
+  int n = blockIdx.x;  // the first tile is everybody's own
+  for (; n < order.tiles * order.heads; q.next()) {
+    const Place at(p, order, n);
     const int seen = int(Mask(p, at.b).visible_keys(at.i0 + at.rows - 1));
     const int blocks = max(1, (seen + Bc - 1) / Bc), hk = int(p.key_head(at.h));
     wait(&shared.Q_free[q.at], q.phase ^ 1);
+    shared.tile[q.at] = n;
     bring<Br>(shared.Q[q.at], maps.Q, &shared.Q_full[q.at], at.i0, at.h, at.b);
     const auto bring_K = [&](int j) {
       wait(&shared.K_free[k.at], k.phase ^ 1);
@@ -75,12 +82,17 @@ __device__ void load(Shared& shared, const ForwardMaps& maps, const Problem& p, 
       bring_K(j - 1);  // K is needed earlier than V
       bring_V(j);
     }
+    // Asked for as late as can be: who asks when a long tile has just begun gets one by luck.
+    n = int(gridDim.x) + (taken ? int(atomicAdd(taken, 1u)) : n);
     bring_V(0);
   }
+  wait(&shared.Q_free[q.at], q.phase ^ 1);
+  shared.tile[q.at] = n;  // nothing more to do
+  arrive(&shared.Q_full[q.at]);
 }
 
 __device__ void compute(Shared& shared, const ForwardMaps& maps, const Problem& p,
-                        const Forward<T>& t, int count, float scale) {
+                        const Forward<T>& t, const Order<int>& order, float scale) {
   const int group = uniform(threadIdx.x / 128) - 1, warp = threadIdx.x / 32 % 4;
   const int lane = threadIdx.x % 32;
   const bool leader = threadIdx.x % 128 == 0;
@@ -93,8 +105,10 @@ __device__ void compute(Shared& shared, const ForwardMaps& maps, const Problem& 
 
   Ring<Q_buffers> q;
   Ring<stages> kv;
-  for (int n = blockIdx.x; n < count; n += gridDim.x, q.next()) {
-    const Place at(p, n);
+  for (;; q.next()) {
+    wait(&shared.Q_full[q.at], q.phase);
+    if (shared.tile[q.at] >= order.tiles * order.heads) break;
+    const Place at(p, order, shared.tile[q.at]);
     const int row = 64 * group + 16 * warp + lane / 4;  // of the tile; the other is 8 below
     const Mask mask(p, at.b);
     const int visible[2] = {int(mask.visible_keys(at.i0 + min(row, at.rows - 1))),
@@ -104,7 +118,6 @@ __device__ void compute(Shared& shared, const ForwardMaps& maps, const Problem& 
     const T* Qi = shared.Q[q.at] + group * 64 * 64;  // the group's rows, of each box of 64 columns
     float O[D / 2] = {}, m[2] = {-INFINITY, -INFINITY}, l[2] = {0, 0}, alpha[2];
     std::uint32_t P[Bc / 16][4];
-    wait(&shared.Q_full[q.at], q.phase);
 
     // S of the last tile by itself
     int j = blocks - 1;
@@ -177,7 +190,7 @@ __device__ void compute(Shared& shared, const ForwardMaps& maps, const Problem& 
 __global__ void __launch_bounds__(threads, 1)
     longest_first_kernel(const __grid_constant__ ForwardMaps maps,
                          const __grid_constant__ Problem p, const __grid_constant__ Forward<T> t,
-                         int count, float scale) {
+                         const __grid_constant__ Order<int> order, unsigned* taken, float scale) {
   auto& shared = FA_DYNAMIC_SHARED(Shared);
   if (threadIdx.x == 0) {
     init(shared.Q_full, shared.Q_free, 4 * groups);  // a lane of each warp says so
@@ -188,24 +201,28 @@ __global__ void __launch_bounds__(threads, 1)
   __syncthreads();
   if (uniform(threadIdx.x / 128) == 0) {
     give_registers<24>();
-    if (threadIdx.x < 32 && elected()) load(shared, maps, p, count);
+    if (threadIdx.x < 32 && elected()) load(shared, maps, p, order, taken);
   } else {
     take_registers<240>();
-    compute(shared, maps, p, t, count, scale);
+    compute(shared, maps, p, t, order, scale);
   }
 }
 
 }  // namespace
 
 template <class T>
-void launch_longest_first(const Problem& p, const Forward<T>& t, float scale, unsigned*,
+void launch_longest_first(const Problem& p, const Forward<T>& t, float scale, unsigned* taken,
                           cudaStream_t stream) {
-  if (p.Nk == 0) return launch_swizzle(p, t, scale, stream);  // TMA knows no empty tensor
   const ForwardMaps maps = maps_of(p, t, Br, Bc);
+  // Sections of heads whose K and V are 32 MiB together; without a mask one head after the other.
+  const int key_heads = heads_within(32, 2 * p.Nk * D * 2, p.B * p.Hkv);
+  const Order<int> order{int((p.Nq + Br - 1) / Br), int(p.B * p.Hq),
+                         taken ? key_heads * int(p.Hq / p.Hkv) : 1, true};
+  if (taken) FA_CUDA_CHECK(cudaMemsetAsync(taken, 0, sizeof *taken, stream));
   allow_shared_memory(longest_first_kernel, sizeof(Shared));
-  const int count = int(p.B * p.Hq * ((p.Nq + Br - 1) / Br));
-  FA_LAUNCH(longest_first_kernel, dim3(unsigned(std::min(processors(), count))), dim3(threads),
-            sizeof(Shared), stream, maps, p, t, count, scale);
+  const int blocks = std::min(processors(), order.tiles * order.heads);
+  FA_LAUNCH(longest_first_kernel, dim3(unsigned(blocks)), dim3(threads), sizeof(Shared), stream,
+            maps, p, t, order, taken, scale);
 }
 template void launch_longest_first(const Problem&, const Forward<__nv_bfloat16>&, float, unsigned*,
                                    cudaStream_t);

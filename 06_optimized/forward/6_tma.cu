@@ -1,35 +1,33 @@
-// Rung 7: a new base. Hopper's tensor cores read their operands from shared memory themselves, and
-// do not wait; Hopper's copy engine fills shared memory, and one thread is enough to ask it.
+// Rung 6: Hopper's copy engine fills shared memory, and one thread is enough to ask it.
 //
-// The idea: with mma.sync a warp loads fragments, multiplies 16 x 8, loads ... Half of its
-// instructions carry operands. With wgmma four warps together multiply 64 x 128, by one instruction
-// for every 16 of d; K and V are never in registers. TMA brings a whole tile, swizzled, with zeros
-// beyond the end; a barrier counts its bytes.
+// The idea: in rung 5 every thread carries. It computes addresses, starts copies of 16 bytes, finds
+// the swizzled place of each chunk, and says where the tensor ends. The copy engine ("TMA") does
+// all of that: one thread names a tensor and where a tile begins in it, and the tile comes,
+// swizzled, with zeros beyond the end; a barrier in shared memory counts its bytes. Products stay
+// mma.sync. But a warp has 16 rows again, as in rung 3, and K_j and V_j are asked for when they are
+// needed: a frame to which the next rungs add.
 //
-// What should change: no ldmatrix, no cp.async, no addresses. What should limit it: nothing
-// overlaps yet. The tensor cores wait for the softmax, the softmax for the tensor cores, both for
-// the copies.
+// What should change: no address, no copy and no test for the end is left in the loop. What should
+// limit it: the fragments. With 16 rows a warp reads K and V from shared memory for half as many
+// products as in rung 5, and nothing but a second block on the SM hides the copies.
 //
-// Measured: 479 TFLOP/s after 340; with a causal mask 438 after 330.
+// Measured: (not yet)
 #include "06_optimized/forward/softmax.cuh"
 #include "06_optimized/optimized.hpp"
+#include "06_optimized/ptx/fragments.hpp"
+#include "06_optimized/ptx/mma.cuh"
 #include "06_optimized/ptx/tma.cuh"
-#include "06_optimized/ptx/wgmma.cuh"
 
 namespace fa::optimized {
 namespace {
 
 using T = __nv_bfloat16;
 
-constexpr int D = 128, Br = 64, Bc = 128, threads = 128;
+constexpr int D = 128, Br = 64, Bc = 128, threads = 128;  // 4 warps of 16 rows each
 
 struct Shared {
   alignas(1024) T Q[Br * D], K[Bc * D], V[Bc * D];
   Barrier Q_full, KV_full;
-};
-
-struct Maps {
-  CUtensorMap Q, K, V, O;
 };
 
 // Asks for a tile of `rows` rows, from row `first` of head h on.
@@ -40,20 +38,21 @@ __device__ void bring(T* tile, const CUtensorMap& map, Barrier* full, int first,
   for (int x = 0; x < D; x += 64) tma_load(tile + x * rows, map, full, x, first, h, b);
 }
 
-// The tile of queries of this block, the longest rows first.
-struct Place {
-  int b, h, i0, rows;
-  __device__ explicit Place(const Problem& p) {
-    const int tiles = int((p.Nq + Br - 1) / Br), head = blockIdx.x / tiles;
-    b = head / int(p.Hq);
-    h = head % int(p.Hq);
-    i0 = (tiles - 1 - blockIdx.x % tiles) * Br;
-    rows = min(Br, int(p.Nq) - i0);
-  }
-};
+// Where chunk c of row r begins in a tile of `rows` rows that TMA has brought: boxes of 64 columns,
+// swizzled.
+template <int rows>
+__device__ const T* chunk(const T* tile, int r, int c) {
+  return tile + c / 8 * rows * 64 + swizzled_chunk(r, c % 8);
+}
+
+// Columns 8 j to 8 j + 7 of S or O: a fragment C of mma.sync.
+template <int n>
+__device__ auto columns(float (&X)[n], int j) -> float (&)[4] {
+  return reinterpret_cast<float(&)[4]>(X[4 * j]);
+}
 
 __global__ void __launch_bounds__(threads)
-    tma_kernel(const __grid_constant__ Maps maps, const __grid_constant__ Problem p,
+    tma_kernel(const __grid_constant__ ForwardMaps maps, const __grid_constant__ Problem p,
                const __grid_constant__ Forward<T> t, float scale) {
   auto& shared = FA_DYNAMIC_SHARED(Shared);
   if (threadIdx.x == 0) {
@@ -63,9 +62,10 @@ __global__ void __launch_bounds__(threads)
   }
   __syncthreads();
 
-  const Place at(p);
+  const Place at(p, Br, blockIdx.x);
   const int hk = int(p.key_head(at.h)), lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int row = 16 * warp + lane / 4;  // of the tile; the other is 8 below
+  const RowChunk by_rows = ldmatrix_by_rows(lane), by_columns = ldmatrix_by_columns(lane);
   const Mask mask(p, at.b);
   const int visible[2] = {int(mask.visible_keys(at.i0 + min(row, at.rows - 1))),
                           int(mask.visible_keys(at.i0 + min(row + 8, at.rows - 1)))};
@@ -89,25 +89,37 @@ __global__ void __launch_bounds__(threads)
     wait(&shared.KV_full, phase);
 
     // S_ij = Q_i K_j^T
-    float S[Bc / 2];
-    wgmma_fence();
-    multiply_transposed<T, D, Br, Bc>(S, shared.Q, shared.K);
-    wgmma_commit();
-    wgmma_wait<0>(S);
+    float S[Bc / 2] = {};
+#pragma unroll
+    for (int x = 0; x < D / 8; x += 2) {
+      std::uint32_t Q16[4], K16[4];
+      ldmatrix(Q16, chunk<Br>(shared.Q, 16 * warp + by_rows.row, x + by_rows.chunk));
+#pragma unroll
+      for (int y = 0; y < Bc / 8; y += 2) {
+        ldmatrix(K16, chunk<Bc>(shared.K, 8 * y + by_columns.row, x + by_columns.chunk));
+        mma<T>(columns(S, y), Q16, K16[0], K16[1]);
+        mma<T>(columns(S, y + 1), Q16, K16[2], K16[3]);
+      }
+    }
 
     // P_ij, m, l as ever (softmax.cuh); O = alpha O
-    const int first = j * Bc + 2 * (lane % 4), limit[2] = {visible[0] - first, visible[1] - first};
-    if (visible[0] < (j + 1) * Bc) hide(S, limit);
+    if (visible[0] < (j + 1) * Bc) hide(S, visible, j * Bc);
     new_maximum(S, c, m, mc, alpha);
     weights(S, c, mc, alpha, l);
     round_to<T>(P, S);
     scale_rows(O, alpha);
 
     // O += P_ij V_j
-    wgmma_fence();
-    multiply_add<T, Bc>(O, P, shared.V);
-    wgmma_commit();
-    wgmma_wait<0>(O);
+#pragma unroll
+    for (int k = 0; k < Bc / 16; ++k)
+#pragma unroll
+      for (int y = 0; y < D / 8; y += 2) {
+        std::uint32_t V16[4];
+        ldmatrix_transposed(V16, chunk<Bc>(shared.V, 16 * k + by_rows.row, y + by_rows.chunk));
+        mma<T>(columns(O, y), P[k], V16[0], V16[1]);
+        mma<T>(columns(O, y + 1), P[k], V16[2], V16[3]);
+      }
+    fence_async();    // ordinary reads, and then the copy engine's writes
     __syncthreads();  // K_j and V_j are no longer read
   }
 
@@ -139,10 +151,7 @@ __global__ void __launch_bounds__(threads)
 
 template <class T>
 void launch_tma(const Problem& p, const Forward<T>& t, float scale, cudaStream_t stream) {
-  if (p.Nk == 0) return launch_swizzle(p, t, scale, stream);  // TMA knows no empty tensor
-  const Maps maps = {
-      tensor_map(t.Q, p.B, p.Hq, p.Nq, D, Br), tensor_map(t.K, p.B, p.Hkv, p.Nk, D, Bc),
-      tensor_map(t.V, p.B, p.Hkv, p.Nk, D, Bc), tensor_map(t.O, p.B, p.Hq, p.Nq, D, 16)};
+  const ForwardMaps maps = maps_of(p, t, Br, Bc);
   allow_shared_memory(tma_kernel, sizeof(Shared));
   const std::int64_t blocks = p.B * p.Hq * ((p.Nq + Br - 1) / Br);
   FA_LAUNCH(tma_kernel, dim3(unsigned(blocks)), dim3(threads), sizeof(Shared), stream, maps, p, t,

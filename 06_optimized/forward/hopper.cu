@@ -1,16 +1,24 @@
-// Rung 14, the last: who computes what, and when. And the whole contract.
+// hopper: the forward for everybody. The kernel of rung 14, and the whole contract: d up to 256, fp16
+// and bf16, key lengths, any address and stride.
 //
-// The idea: with a causal mask a tile of queries costs from one block of keys to all of them.
-// Blocks of threads that take every 132nd tile are done early or late by luck. Here the longest
-// tiles come first, and who is done takes the next one: the last to be taken are short. Heads come
-// in sections, so that tiles under way at the same time share K and V in the L2 cache (order.cuh).
-//
-// What should change: nothing without a mask, where all tiles are alike; with a causal mask the SMs
-// finish together, and not up to one long tile apart.
+// Roles     warpgroup 0 loads: one thread asks the copy engine. Groups 1, 2 and, for d = 64, 3 own
+//           64 rows of a tile each and compute; most of the registers are theirs.
+// Barriers          who waits    who arrives                               how many
+//   Q, K, V full    groups       the loader, with the bytes                1
+//   Q free          loader       a lane of each warp, once Q is read       4 a group
+//   K, V free       loader       a thread of each group                    1 a group
+//   O left          loader       a lane of each warp, where O leaves       4 a group
+//                                through V's buffers
+//   turn, zeros and carried are numbered barriers, see there
+// A step    group 1   S P V | softmax         | S P V | softmax         |
+//           group 2          | S P V | softmax         | S P V | ...
+//           S of block j and O += P V of the block before are issued together, in turns.
 //
 // Measured: 709 TFLOP/s after 698; with a causal mask 663 after 587.
 #include <algorithm>
 
+#include "06_optimized/forward/carry.cuh"
+#include "06_optimized/forward/shapes.cuh"
 #include "06_optimized/forward/softmax.cuh"
 #include "06_optimized/optimized.hpp"
 #include "06_optimized/order.cuh"
@@ -22,144 +30,123 @@ namespace {
 
 constexpr bool clamp = true;  // a row that has seen nothing: see new_maximum_of()
 
-// What fits: `groups` warpgroups of 64 rows each share tiles of Bc keys. Measured, not derived.
-template <int D_, int groups_, int Bc_, int Q_buffers_, bool own_O_, Branch branch_>
-struct Sizes {
-  static constexpr int D = D_, groups = groups_, Br = 64 * groups, Bc = Bc_, stages = 2;
-  static constexpr int Q_buffers = Q_buffers_;
-  static constexpr bool own_O = own_O_;  // else O leaves through the buffer of Q
-  static constexpr Branch branch = branch_;
-  static constexpr int threads = 128 * (groups + 1);
-  static constexpr int loader_registers = groups == 3 ? 32 : 24;
-  static constexpr int registers = groups == 3 ? 160 : 240;
-};
-
-// What a block of threads has to do for one tile of queries, number n in the order of order.cuh.
-struct Task {
-  int b = 0, h = -1;          // batch, head; h < 0: nothing more to do
-  int i0 = 0, rows = 0;       // its rows of Q
-  int length = 0, shift = 0;  // of the mask: row i sees keys [0, i + shift), none past the length
-  int blocks = 0;             // of keys that its last row sees, at least one
-
-  __device__ Task(const Problem& p, int Br, int Bc, const Order<int>& order, int n) {
-    const int Hq = int(p.Hq), Nq = int(p.Nq), Nk = int(p.Nk);
-    if (n >= order.tiles * order.heads) return;
-    int head, tile;
-    order.place(n, head, tile);
-    b = head / Hq;
-    h = head % Hq;
-    i0 = tile * Br;
-    rows = min(Br, Nq - i0);
-    length = int(Mask(p, b).length);
-    shift = p.causal == Causal::none ? Nk : p.causal == Causal::top_left ? 1 : 1 + Nk - Nq;
-    blocks = max(1, (visible_keys(rows - 1) + Bc - 1) / Bc);
-  }
-  // What a row of the tile sees; one past the end counts as the last.
-  __device__ int visible_keys(int row) const {
-    return max(0, min(i0 + min(row, rows - 1) + shift, length));
-  }
-};
+// The numbered barriers: whose turn it is to issue products, one for each group; a group's own,
+// when it has filled V with zeros; the loader's own, when it has carried a tile.
+constexpr int turn = 1, zeros = 5, carried = 8;
 
 template <class Tiles, class T>
 struct Shared {
   alignas(1024) T Q[Tiles::Q_buffers][Tiles::Br * Tiles::D];
   alignas(1024) T K[Tiles::stages][Tiles::Bc * Tiles::D], V[Tiles::stages][Tiles::Bc * Tiles::D];
-  alignas(1024) T O[Tiles::own_O ? Tiles::Br * Tiles::D : 64];
+  alignas(1024) T O[Tiles::O == Through::own ? Tiles::Br * Tiles::D : 64];
   Barrier Q_full[Tiles::Q_buffers], Q_free[Tiles::Q_buffers];
-  Barrier K_full[Tiles::stages], K_free[Tiles::stages];
-  Barrier V_full[Tiles::stages], V_free[Tiles::stages];
+  Barrier K_full[Tiles::stages], K_free[Tiles::stages], V_full[Tiles::stages],
+      V_free[Tiles::stages], O_left;
   Task task[Tiles::Q_buffers];
 };
 
 // ---- the loader ----
 
-// A tile of `rows` rows, from row `first` of head h on. By TMA one thread asks; where that cannot
-// go (see launch_hopper) the loader's 128 threads carry.
-template <bool tma, int D, int rows, class T>
+// A tile of `rows` rows, from row `first` of head h on: by TMA one thread asks, else 128 carry.
+template <class Tiles, int rows, class T>
 __device__ void bring(T* tile, const CUtensorMap& map, const View<const T>& X, Barrier* full,
                       std::int64_t end, std::int64_t d, int first, int h, int b) {
-  if constexpr (tma) {
-    arrive_expecting(full, rows * D * int(sizeof(T)));
+  if constexpr (Tiles::tma) {
+    arrive_expecting(full, rows * Tiles::D * int(sizeof(T)));
 #pragma unroll
-    for (int x = 0; x < D; x += 64) tma_load(tile + x * rows, map, full, x, first, h, b);
+    for (int x = 0; x < Tiles::D; x += 64) tma_load(tile + x * rows, map, full, x, first, h, b);
   } else {
-#pragma unroll 1
-    for (int e = threadIdx.x; e < rows * D; e += 128) {
-      const int r = e / D, x = e % D;
-      tile[x / 64 * rows * 64 + swizzled_chunk(r, x % 64 / 8) + x % 8] =
-          first + r < end && x < d ? X.at(b, h, first + r)[x] : T(0.0f);
-    }
-    fence_async();
-    sync(8, 128);
-    if (threadIdx.x == 0) arrive(full);
+    carry<Tiles::D, rows>(tile, X, full, carried, end, d, first, h, b);
   }
 }
 
-// Brings tiles as long as there is room for them. K runs one block ahead of V: it is needed
-// earlier.
-template <bool tma, class Tiles, class T>
+// Brings tiles as long as there is room for them. K runs one block ahead of V, and ahead of Q: its
+// buffers are free first.
+template <class Tiles, class T>
 __device__ void load(Shared<Tiles, T>& shared, const ForwardMaps& maps, const Problem& p,
                      const Forward<T>& t, const Order<int>& order, unsigned* taken) {
-  constexpr int D = Tiles::D, Br = Tiles::Br, Bc = Tiles::Bc;
+  constexpr int Br = Tiles::Br, Bc = Tiles::Bc;
   Ring<Tiles::Q_buffers> q;
   Ring<Tiles::stages> k, v;
+  Ring<1> o;
   for (int n = blockIdx.x;;) {
     const Task task(p, Br, Bc, order, n);
-    wait(&shared.Q_free[q.at], q.phase ^ 1);
-    if (tma || threadIdx.x == 0) shared.task[q.at] = task;
-    if (task.h < 0) break;
-    bring<tma, D, Br>(shared.Q[q.at], maps.Q, t.Q, &shared.Q_full[q.at], p.Nq, p.d, task.i0, task.h,
-                      task.b);
-    q.next();
-    n = int(gridDim.x) + (tma && taken ? int(atomicAdd(taken, 1u)) : n);
-
-    const int hk = int(p.key_head(task.h));
+    const int hk = int(p.key_head(max(task.h, 0)));
     const auto bring_K = [&](int j) {
       wait(&shared.K_free[k.at], k.phase ^ 1);
-      bring<tma, D, Bc>(shared.K[k.at], maps.K, t.K, &shared.K_full[k.at], task.length, p.d, j * Bc,
-                        hk, task.b);
+      bring<Tiles, Bc>(shared.K[k.at], maps.K, t.K, &shared.K_full[k.at], task.length, p.d, j * Bc,
+                       hk, task.b);
       k.next();
     };
     const auto bring_V = [&](int j) {
+      if (Tiles::O == Through::V && j == task.blocks - 1) {
+        wait(&shared.O_left, o.phase ^ 1);
+        o.next();
+      }
       wait(&shared.V_free[v.at], v.phase ^ 1);
-      bring<tma, D, Bc>(shared.V[v.at], maps.V, t.V, &shared.V_full[v.at], task.length, p.d, j * Bc,
-                        hk, task.b);
+      bring<Tiles, Bc>(shared.V[v.at], maps.V, t.V, &shared.V_full[v.at], task.length, p.d, j * Bc,
+                       hk, task.b);
       v.next();
     };
-    bring_K(task.blocks - 1);
+    if (task.h >= 0) bring_K(task.blocks - 1);
+    wait(&shared.Q_free[q.at], q.phase ^ 1);
+    if (Tiles::tma || threadIdx.x == 0) shared.task[q.at] = task;
+    if (task.h < 0) break;
+    bring<Tiles, Br>(shared.Q[q.at], maps.Q, t.Q, &shared.Q_full[q.at], p.Nq, p.d, task.i0, task.h,
+                     task.b);
+    q.next();
     for (int j = task.blocks - 1; j > 0; --j) {
       bring_K(j - 1);
       bring_V(j);
     }
+    n = int(gridDim.x) +
+        (Tiles::tma && taken ? int(atomicAdd(taken, 1u)) : n);  // as late as can be
     bring_V(0);
   }
-  if (tma || threadIdx.x == 0) arrive(&shared.Q_full[q.at]);  // the task that ends it all
+  if (Tiles::tma || threadIdx.x == 0) arrive(&shared.Q_full[q.at]);  // the task that ends it all
 }
 
 // ---- the warpgroups that compute, 64 rows each ----
 
-template <bool tma, class Tiles, class T>
+template <class Tiles, class T>
 __device__ void compute(Shared<Tiles, T>& shared, const ForwardMaps& maps, const Problem& p,
                         const Forward<T>& t, float scale) {
   constexpr int D = Tiles::D, Br = Tiles::Br, Bc = Tiles::Bc;
   const int group = uniform(threadIdx.x / 128) - 1, warp = threadIdx.x / 32 % 4;
   const int lane = threadIdx.x % 32;
-  const int row = 64 * group + 16 * warp + lane / 4;  // of the tile; the other is 8 below
+  const int warp_row = 64 * group + 16 * warp;  // of the tile: where the warp's 16 rows begin
+  const int row = warp_row + lane / 4;          // the thread's; the other is 8 below
   const bool leader = threadIdx.x % 128 == 0;
   const float c = scale * 1.4426950408889634f;  // exp(scale x) = 2^(c x)
 
   // The groups issue their products in turn: one's softmax runs under the other's products.
-  const auto my_turn = [&] { sync(1 + group, 256); };
-  const auto next_turn = [&] { arrive(1 + (group + 1) % Tiles::groups, 256); };
-  if (group == 0) arrive(1, 256);  // the first turn is its own
+  const auto my_turn = [&] { sync(turn + group, 256); };
+  const auto next_turn = [&] { arrive(turn + (group + 1) % Tiles::groups, 256); };
+  if (group == 0) arrive(turn, 256);  // opens its own: the first turn
 
   Ring<Tiles::Q_buffers> q;
   Ring<Tiles::stages> kv;
-  while (true) {
+  const auto release_Q = [&] {
+    __syncwarp();
+    if (lane == 0) arrive(&shared.Q_free[q.at]);
+  };
+  bool leaving = false;  // through V: O of the tile before is on its way
+  for (;; q.next()) {
     wait(&shared.Q_full[q.at], q.phase);
     const Task task = shared.task[q.at];
     if (task.h < 0) break;
-    const T* Qi = shared.Q[q.at] + group * 64 * 64;
+    if (Tiles::groups == 3 && 64 * group >= task.rows) {  // no rows: says what others wait for
+      for (int n = 0; n < task.blocks; ++n, kv.next()) {
+        wait(&shared.K_full[kv.at], kv.phase);
+        if (leader) arrive(&shared.K_free[kv.at]);
+        if (n > 0) my_turn(), next_turn();
+        wait(&shared.V_full[kv.at], kv.phase);
+        if (leader) arrive(&shared.V_free[kv.at]);
+      }
+      release_Q();
+      continue;
+    }
+    const T* Qi = shared.Q[q.at] + group * 64 * 64;  // the group's rows, of each box of 64 columns
     int j = task.blocks - 1;
 
     // S_ij = Q_i K_j^T of the last block; what a tile needs is computed meanwhile
@@ -173,6 +160,10 @@ __device__ void compute(Shared<Tiles, T>& shared, const ForwardMaps& maps, const
       wgmma_fence();
       multiply_transposed<T, D, Br, Bc>(S, Qi, shared.K[kv.at]);
       wgmma_commit();
+      if (Tiles::O == Through::V && leaving && lane == 0) {
+        tma_wait_read();
+        arrive(&shared.O_left);
+      }
 #pragma unroll
       for (int i = 0; i < D / 2; ++i) O[i] = 0;
       wgmma_wait<0>(S);
@@ -182,13 +173,13 @@ __device__ void compute(Shared<Tiles, T>& shared, const ForwardMaps& maps, const
       round_to<T>(P, S);
     }
     // Keys past the length may hold anything, and 0 times NaN is NaN.
-    if (const int seen = task.length - j * Bc; tma && task.length < p.Nk && seen < Bc) {
+    if (const int seen = task.length - j * Bc; Tiles::tma && task.length < p.Nk && seen < Bc) {
       wait(&shared.V_full[kv.at], kv.phase);
       for (int e = max(seen, 0) * 8 + threadIdx.x % 128; e < Bc * 8; e += 128)
         for (int x = 0; x < D; x += 64)
           *reinterpret_cast<uint4*>(shared.V[kv.at] + x * Bc + e * 8) = make_uint4(0, 0, 0, 0);
       fence_async();
-      sync(5 + group, 128);
+      sync(zeros + group, 128);
     }
 
     // A step: S of block j and O += P V of the block before are under way together, and the softmax
@@ -225,80 +216,85 @@ __device__ void compute(Shared<Tiles, T>& shared, const ForwardMaps& maps, const
     for (; j >= 0; --j) step(std::false_type());
 
     // The last O += P V. Q is no longer needed: the next one may come.
-    const auto release_Q = [&] {
-      __syncwarp();
-      if (lane == 0) arrive(&shared.Q_free[q.at]);
-    };
-    if (Tiles::own_O) release_Q();
-    wait(&shared.V_full[kv.at], kv.phase);
+    if (Tiles::O != Through::Q) release_Q();
+    const Ring<Tiles::stages> last = kv;
+    wait(&shared.V_full[last.at], last.phase);
     wgmma_fence();
-    multiply_add<T, Bc>(O, P, shared.V[kv.at]);
+    multiply_add<T, Bc>(O, P, shared.V[last.at]);
     wgmma_commit();
     wgmma_wait<0>(O);
-    if (leader) arrive(&shared.V_free[kv.at]);
+    if (leader) arrive(&shared.V_free[last.at]);
     kv.next();
 
     // O_i = O / l, L_i = scale m + log l
     finish(O, m, l, scale, t.LSE, (task.b * p.Hq + task.h) * p.Nq + task.i0, row, task.rows);
 
-    if constexpr (tma) {
-      // A warp's 16 rows leave by themselves, through shared memory.
-      T* Oi = (Tiles::own_O ? shared.O : shared.Q[q.at]) + (64 * group + 16 * warp) * 64;
-      if (Tiles::own_O && lane == 0) tma_wait_read();
-      __syncwarp();  // what was there has left
-      store_rows<Br>(maps.O, Oi, O, lane, task.i0, 64 * group + 16 * warp, task.h, task.b);
-      if (!Tiles::own_O && lane == 0) tma_wait_read();
+    // A warp's 16 rows leave by themselves, through shared memory.
+    if constexpr (!Tiles::tma) {
+      carry_out(t.O, O, p.d, row, task.rows, task.i0, task.h, task.b);
+    } else if constexpr (Tiles::O == Through::V) {
+      // The second group's through the last V, when both have read it; the first one's through the
+      // V before it, which both have read long ago. Nobody fills them until O has left.
+      const int at = group == 0 ? last.at ^ 1 : last.at;
+      wait(&shared.V_free[at], group == 0 && last.at == 0 ? last.phase ^ 1 : last.phase);
+      store_rows<64>(maps.O, shared.V[at] + 16 * warp * 64, O, lane, task.i0, warp_row, task.h,
+                     task.b);
+      leaving = true;
     } else {
-#pragma unroll
-      for (int i = 0; i < D / 2; ++i) {
-        const int r = row + 8 * (i / 2 % 2), x = 8 * (i / 4) + 2 * (lane % 4) + i % 2;
-        if (r < task.rows && x < p.d) t.O.at(task.b, task.h, task.i0 + r)[x] = T(O[i]);
-      }
+      if (Tiles::O == Through::own && lane == 0) tma_wait_read();
+      __syncwarp();  // what was there has left
+      T* Oi = (Tiles::O == Through::own ? shared.O : shared.Q[q.at]) + warp_row * 64;
+      store_rows<Br>(maps.O, Oi, O, lane, task.i0, warp_row, task.h, task.b);
+      if (Tiles::O == Through::Q && lane == 0) tma_wait_read();
     }
-    if (!Tiles::own_O) release_Q();
-    q.next();
+    if (Tiles::O == Through::Q) release_Q();
   }
-  if (tma && Tiles::own_O && lane == 0) tma_wait_read();
+  if (Tiles::tma && Tiles::O != Through::Q && lane == 0) tma_wait_read();
 }
 
-template <bool tma, class Tiles, class T>
+template <class Tiles, class T>
 __global__ void __launch_bounds__(Tiles::threads, 1)
     hopper_kernel(const __grid_constant__ ForwardMaps maps, const __grid_constant__ Problem p,
                   const __grid_constant__ Forward<T> t, const __grid_constant__ Order<int> order,
                   unsigned* taken, float scale) {
   auto& shared = FA_DYNAMIC_SHARED(Shared<Tiles, T>);
   if (threadIdx.x == 0) {
-    init(shared.Q_full, shared.Q_free, 4 * Tiles::groups);  // a lane of each warp says so
-    init(shared.K_full, shared.K_free, Tiles::groups);      // a thread of each group
+    init(shared.Q_full, shared.Q_free, 4 * Tiles::groups);
+    init(shared.K_full, shared.K_free, Tiles::groups);
     init(shared.V_full, shared.V_free, Tiles::groups);
+    init(&shared.O_left, 4 * Tiles::groups);
     fence_barriers();
   }
   __syncthreads();
   if (uniform(threadIdx.x / 128) == 0) {
     give_registers<Tiles::loader_registers>();
-    if (!tma || (threadIdx.x < 32 && elected())) load<tma, Tiles>(shared, maps, p, t, order, taken);
+    if (!Tiles::tma || (threadIdx.x < 32 && elected()))
+      load<Tiles>(shared, maps, p, t, order, taken);
   } else {
     take_registers<Tiles::registers>();
-    compute<tma, Tiles>(shared, maps, p, t, scale);
+    compute<Tiles>(shared, maps, p, t, scale);
   }
 }
 
-template <bool tma, class Tiles, class T>
+template <class Tiles, class T>
 void launch(const Problem& p, const Forward<T>& t, float scale, unsigned* taken,
             cudaStream_t stream) {
-  const ForwardMaps maps = tma ? maps_of(p, t, Tiles::Br, Tiles::Bc) : ForwardMaps{};
-  const std::int64_t heads = p.B * p.Hkv, group = p.Hq / p.Hkv;
-  const std::int64_t KV_bytes = 2 * p.Nk * Tiles::D * 2;
+  constexpr std::size_t bytes = sizeof(Shared<Tiles, T>);
+  static_assert(bytes <= 227 * 1024);
+  const ForwardMaps maps = Tiles::tma ? maps_of(p, t, Tiles::Br, Tiles::Bc) : ForwardMaps{};
+  const int key_heads = int(p.B * p.Hkv);
   Order<int> order{int((p.Nq + Tiles::Br - 1) / Tiles::Br), int(p.B * p.Hq), 1, true};
   if (taken) {
-    // Tiles of many sizes: as many heads a section as have K and V in 32 MiB of L2, or in 128 MiB
-    // if a head has 4 MiB or more. Measured, not derived.
-    const int section = heads_within(KV_bytes < 4 << 20 ? 32 : 128, KV_bytes, heads);
-    order.section = section * int(group);
+    // Tiles of many sizes: as many heads a section as have K and V in 32 MiB of L2. Measured.
+    order.section = heads_within(32, 2 * p.Nk * Tiles::D * 2, key_heads) * int(p.Hq / p.Hkv);
     FA_CUDA_CHECK(cudaMemsetAsync(taken, 0, sizeof *taken, stream));
+  } else if (Tiles::groups == 3 && p.Nq % Tiles::Br) {
+    // Tiles of one size, and the last of each head smaller: these at the end.
+    order.section =
+        heads_within(processors() / 4, 2 * p.Nk * Tiles::D * 2, key_heads) * int(p.Hq / p.Hkv);
+    order.last_first = false;
   }
-  const auto kernel = hopper_kernel<tma, Tiles, T>;
-  constexpr std::size_t bytes = sizeof(Shared<Tiles, T>);
+  const auto kernel = hopper_kernel<Tiles, T>;
   allow_shared_memory(kernel, bytes);
   const int blocks = std::min(processors(), order.tiles * order.heads);
   FA_LAUNCH(kernel, dim3(unsigned(blocks)), dim3(Tiles::threads), bytes, stream, maps, p, t, order,
@@ -313,20 +309,13 @@ void launch_hopper(const Problem& p, const Forward<T>& t, float scale, unsigned*
   const bool maps = p.Nk > 0 && p.d % 8 == 0 && has_tensor_map(t.Q, p.B, p.Hq, p.Nq) &&
                     has_tensor_map(t.K, p.B, p.Hkv, p.Nk) &&
                     has_tensor_map(t.V, p.B, p.Hkv, p.Nk) && has_tensor_map(t.O, p.B, p.Hq, p.Nq);
-  const auto run = [&](auto launch) { launch(p, t, scale, taken, stream); };
-  constexpr auto none = Branch::none, first = Branch::after_first_maximum;
-  if (!maps) {
-    taken = nullptr;
-    if (p.d <= 64) return run(launch<false, Sizes<64, 2, 64, 1, false, none>, T>);
-    if (p.d <= 128) return run(launch<false, Sizes<128, 2, 64, 1, false, none>, T>);
-    return run(launch<false, Sizes<256, 2, 64, 1, false, none>, T>);
-  }
-  if (p.d > 128) return run(launch<true, Sizes<256, 2, 80, 1, false, Branch::after_weights>, T>);
-  // Short tiles: a buffer of its own for O, so that it leaves while the next tile has begun.
-  if (p.d > 64 && p.Nk < 2048) return run(launch<true, Sizes<128, 2, 128, 2, true, first>, T>);
-  if (p.d > 64) return run(launch<true, Sizes<128, 2, 128, 2, false, first>, T>);
-  if (taken && p.Nk <= 1024) return run(launch<true, Sizes<64, 2, 128, 2, true, first>, T>);
-  run(launch<true, Sizes<64, 3, 128, 2, true, none>, T>);
+  const auto run = [&](auto launch) { launch(p, t, scale, maps ? taken : nullptr, stream); };
+  if (!maps && p.d <= 64) return run(launch<Carried<64>, T>);
+  if (!maps && p.d <= 128) return run(launch<Carried<128>, T>);
+  if (!maps) return run(launch<Carried<256>, T>);
+  if (p.d > 128) return run(launch<D256, T>);
+  if (p.d > 64) return run(p.Nk < 2048 ? launch<D128Short, T> : launch<D128, T>);
+  run(taken && p.Nk <= 1024 ? launch<D64Short, T> : launch<D64, T>);
 }
 
 template void launch_hopper(const Problem&, const Forward<__half>&, float, unsigned*, cudaStream_t);

@@ -1,5 +1,5 @@
-// What rungs 7 to 14 have in common: the softmax of a block of scores that a warpgroup holds in its
-// registers, and how O leaves them.
+// What rungs 6 to 14 have in common: which tile of queries a block takes, the softmax of a block of
+// scores that a warpgroup holds in its registers, and how O leaves them.
 //
 // A warpgroup holds S, 64 rows and 2 n columns, as wgmma.cuh says: a thread has n numbers, in two
 // rows, r = 0 (lane / 4 of its warp's 16) and r = 1 (8 below). S[i] is in row r = i / 2 % 2, and
@@ -15,21 +15,28 @@
 
 namespace fa::optimized {
 
-// S_ij = -inf where row i does not see key j; limit[r] counts visible columns from the thread's
-// first.
+// Tile n of all tiles of Br queries: head h of batch b, rows i0 to i0 + rows - 1. Of a head the
+// last tile comes first: with a causal mask its rows see most keys.
+struct Place {
+  int b, h, i0, rows;
+  __device__ Place(const Problem& p, int Br, unsigned n) {
+    const int tiles = int((p.Nq + Br - 1) / Br), head = n / tiles;
+    b = head / int(p.Hq);
+    h = head % int(p.Hq);
+    i0 = (tiles - 1 - n % tiles) * Br;
+    rows = min(Br, int(p.Nq) - i0);
+  }
+};
+
+// S_ij = -inf where row i does not see key j, in a block that begins with key j0. The thread's row
+// r sees keys [0, visible[r]).
 template <int n>
-__device__ void hide(float (&S)[n], const int (&limit)[2]) {
+__device__ void hide(float (&S)[n], const int (&visible)[2], int j0) {
+  const int first = j0 + 2 * (threadIdx.x % 4);
+  const int limit[2] = {visible[0] - first, visible[1] - first};
 #pragma unroll
   for (int i = 0; i < n; ++i)
     if (8 * (i / 4) + i % 2 >= limit[i / 2 % 2]) S[i] = -INFINITY;
-}
-
-// The same in a block that begins with key j, where the thread's row r sees keys [0, visible[r]).
-template <int n>
-__device__ void hide(float (&S)[n], const int (&visible)[2], int j) {
-  const int first = j + 2 * (threadIdx.x % 4);
-  const int limit[2] = {visible[0] - first, visible[1] - first};
-  hide(S, limit);
 }
 
 // ---- of one row, r ----
@@ -68,7 +75,7 @@ __device__ void weights_of(int r, float (&S)[n], float c, float mc, float alpha,
   l = even + odd;
 }
 
-// ---- of both rows. Rungs 7 to 11: first the maxima, then the weights ----
+// ---- of both rows. Rungs 6 to 11: first the maxima, then the weights ----
 
 template <int n>
 __device__ void new_maximum(const float (&S)[n], float c, float (&m)[2], float (&mc)[2],
@@ -137,7 +144,7 @@ __device__ void divide(int r, float (&O)[n], float l) {
   }
 }
 
-// ---- Rungs 13 and 14: the end in two calls, which rungs 7 to 12 spell out ----
+// ---- the end, which rung 6 spells out: two calls from rung 7 on ----
 
 // O_i = O / l, L_i = scale m + log l, unless LSE is null. A row without keys has l = 0: O = 0 and
 // L = -inf. `row` is the thread's upper one in a tile of `rows`, whose LSE begins at LSE[first].

@@ -249,10 +249,10 @@ def ways() -> None:
         "ways",
         "How K and V reach the multipliers",
         "In rung 1 through registers to shared memory, then by loads of 32 and 16 bits to registers. In rungs 2 to 5 by"
-        " cp.async to shared memory and ldmatrix to registers. From rung 6 by TMA to shared memory, which the tensor"
-        " cores read themselves.",
+        " cp.async to shared memory and ldmatrix to registers. In rung 6 by TMA to shared memory and ldmatrix to"
+        " registers. From rung 7 by TMA to shared memory, which the tensor cores read themselves.",
         "The way of K and V",
-        300,
+        364,
     )
     cols = (
         ("device memory", 24),
@@ -266,7 +266,8 @@ def ways() -> None:
     rows = (
         ("1", "plain loads", [("load", 0, 1), ("store", 1, 2), ("32, 16 bits", 2, 3), ("mma.sync", 3, 4)]),
         ("2 – 5", "", [("cp.async", 0, 2), ("ldmatrix", 2, 3), ("mma.sync", 3, 4)]),
-        ("6 – 14", "", [("TMA", 0, 2), ("wgmma", 2, 4)]),
+        ("6", "", [("TMA", 0, 2), ("ldmatrix", 2, 3), ("mma.sync", 3, 4)]),
+        ("7 – 14", "", [("TMA", 0, 2), ("wgmma", 2, 4)]),
     )
     for k, (name, _, hops) in enumerate(rows):
         y = 84.0 + 64 * k
@@ -274,14 +275,14 @@ def ways() -> None:
         for i, (_, x) in enumerate(cols):
             if i in used:
                 p.box(x, y, 84, 34, (GREY, BLUE, PURPLE, BLUE, GREEN)[i], 0.3)
-        p.text(cols[0][1] + 42, y + 22, f"rung {name}" if name == "1" else f"rungs {name}", 12, "middle")
+        p.text(cols[0][1] + 42, y + 22, f"rungs {name}" if "–" in name else f"rung {name}", 12, "middle")
         for label, a, b in hops:
             x1, x2 = cols[a][1] + 84.0, float(cols[b][1])
             p.arrow(x1 + 2, y + 24, x2 - 2, y + 24)
             p.text((x1 + x2) / 2, y + 14, label, 11 if x2 - x1 > 60 else 10, "middle")
     p.text(
         24,
-        284,
+        348,
         "S, P and O are in registers in all of them. Rung 2 has no ldmatrix yet and loads like rung 1.",
         12,
         fill=MUTED,
@@ -506,35 +507,87 @@ def two_loops() -> None:
     p.write()
 
 
-def wgmma() -> None:
+def box_of_a_tile(p: Picture, x: float, y: float, w: float, rows: int) -> None:
+    """The first rows of a box of 64 columns: eight chunks each, swizzled; chunk 2 is marked."""
+    for r in range(rows):
+        for c in range(8):
+            marked = c ^ r == 2
+            p.box(x + w / 8 * c, y + 18 * r, w / 8, 18, BLUE if marked else ORANGE, 0.7 if marked else 0.16, f"{c ^ r}", 11)
+
+
+def tma() -> None:
     p = Picture(
-        "wgmma",
-        "Rung 7: a tile in shared memory, and the order in time",
-        "A tile of K, 128 rows and 128 columns, is two boxes of 64 columns. In time copy, S, softmax and P V follow "
-        "each other.",
-        "Rung 7: a tile is two boxes; everything waits for everything",
-        330,
+        "tma",
+        "Rung 6: a tile as two boxes, and what a barrier counts",
+        "A tile of K, 128 rows and 128 columns, is two boxes of 64 columns. A barrier counts one arrival and 65,536 bytes; "
+        "when the last of four boxes has landed its phase ends, and who waits for phase 0 goes on.",
+        "Rung 6: a tile is two boxes, a barrier counts their bytes",
+        440,
     )
     for k, (x, name) in enumerate(((40.0, "box 0: columns 0 – 63"), (250.0, "box 1: columns 64 – 127"))):
         p.text(x + 90, 66, name, 12, "middle", bold=True)
-        for r in range(4):
-            for c in range(8):
-                p.box(
-                    x + 22.5 * c,
-                    76 + 18 * r,
-                    22.5,
-                    18,
-                    BLUE if c ^ r == 2 else ORANGE,
-                    0.7 if c ^ r == 2 else 0.16,
-                    f"{c ^ r}",
-                    11,
-                )
+        box_of_a_tile(p, x, 76, 180, 4)
         p.text(x + 90, 166, "… 128 rows of 128 bytes" + (", 16 KiB" if k == 0 else ""), 12, "middle", fill=MUTED)
-    p.text(462, 88, "TMA writes chunk c of row r at place c ^ (r mod 8);", 12)
-    p.text(462, 108, "wgmma reads the same pattern by itself.", 12)
-    p.text(462, 134, "A product over d = 128 is 8 instructions: 16 columns,", 12)
-    p.text(462, 154, "32 bytes, further each time; then the next box.", 12)
-    left, scale, y = 110.0, 0.147, 196.0
+    p.text(462, 88, "The engine writes chunk c of row r", 12)
+    p.text(462, 108, "at place c ^ (r mod 8): it flips address bits", 12)
+    p.text(462, 128, "4 – 6 (the chunk) by bits 7 – 9 (the row).", 12)
+    p.text(462, 154, "ldmatrix finds it by the same function.", 12)
+    p.text(24, 204, "KV_full from the request to the end of its phase:", 13, bold=True)
+    box = 128 * 128
+    rows = [
+        ("init(…, 1)", 1, 0, 0, "wait(…, 0) waits"),
+        (f"arrive_expecting(…, {4 * box:,})", 0, 4 * box, 0, ""),
+        *((f"box {n} of 4 lands", 0, (4 - n) * box, 0, "") for n in (1, 2, 3)),
+        ("box 4 lands: nothing is missing", 1, 0, 1, "wait(…, 0) goes on"),
+    ]
+    columns = ((24, "what happens", "start"), (330, "arrivals missing", "middle"), (460, "bytes missing", "middle"),
+               (560, "phase", "middle"), (620, "who waits", "start"))
+    for x, head, anchor in columns:
+        p.text(x, 230, head, 12, anchor, bold=True)
+    for n, row in enumerate(rows):
+        y = 252 + 25 * n
+        if n == len(rows) - 1:
+            p.box(16, y - 16, 728, 24, GREEN, 0.16)
+        for (x, _, anchor), value in zip(columns, row):
+            p.text(x, y, f"{value:,}" if isinstance(value, int) else value, 12, anchor)
+    p.text(24, 420, "The next request, K and V of tile 1, is counted in phase 1, and waited for by wait(…, 1).", 12, fill=MUTED)
+    p.write()
+
+
+def wgmma() -> None:
+    p = Picture(
+        "wgmma",
+        "Rung 7: what the two descriptors of a tile say, and the order in time",
+        "For Q and K the stride leads from 8 rows to the next 8, and 16 columns are 32 bytes. For V it leads from 8 keys "
+        "to the next 8, and the leading distance from 64 columns to the next 64, the next box. In time copy, S, softmax "
+        "and P V follow each other.",
+        "Rung 7: where a product finds its operands; everything waits for everything",
+        430,
+    )
+    p.text(40, 64, "Q and K: the sum runs along a row", 13, bold=True)
+    x, y = 110.0, 96.0
+    for r in range(2):
+        for c in range(4):
+            p.box(x + 40 * c, y + 48 * r, 40, 44, BLUE if c == 1 else ORANGE, 0.45 if c == 1 else 0.16, f"{32 * c}", 12)
+        p.text(x - 8, y + 48 * r + 27, f"rows {8 * r} – {8 * r + 7}", 12, "end")
+    p.text(x + 80, 88, "128 bytes, 64 columns, before the swizzle", 12, "middle", fill=MUTED)
+    p.arrow(x + 176, y + 10, x + 176, y + 58)
+    p.text(x + 184, y + 32, "stride: 1024", 12)
+    p.text(x + 184, y + 50, "to the next 8 rows", 12)
+    p.text(40, 214, "The second of 8 instructions begins 32 bytes further.", 12)
+    x = 440.0
+    p.text(x - 20, 64, "V: the sum runs along the keys", 13, bold=True)
+    for k in range(2):
+        left = x + 60 + 130 * k
+        p.text(left + 50, 88, f"box {k}", 12, "middle", fill=MUTED)
+        for r in range(4):
+            p.box(left, y + 24 * r, 100, 22, BLUE if r > 1 else ORANGE, 0.45 if r > 1 else 0.16)
+            if k == 0:
+                p.text(left - 6, y + 24 * r + 16, f"keys {8 * r} – {8 * r + 7}", 12, "end")
+    p.arrow(x + 110, y + 60, x + 238, y + 60)
+    p.text(x + 240, y + 116, "leading: a box, 128 · rows; stride: 1024", 12, "end")
+    p.text(x - 20, 232, "The second of 8 begins 16 keys, 2048 bytes, further.", 12)
+    left, scale, y = 110.0, 0.147, 290.0
     copies: list[Bar] = []
     tensor: list[Bar] = []
     warps: list[Bar] = []
@@ -543,12 +596,13 @@ def wgmma() -> None:
         copies.append((t, t + 512, "c", f"K, V {j}"))
         tensor += [(t + 512, t + 1024, "S", f"S {j}"), (t + 1536, t + 2048, "O", f"P V {j}")]
         warps.append((t + 1024, t + 1536, "P", f"softmax {j}"))
+    p.text(24, 274, "In time:", 13, bold=True)
     lane(p, y, "copy engine", copies, left, scale)
     lane(p, y + 28, "tensor cores", idle(tensor, 0, 4096), left, scale)
     lane(p, y + 56, "warps", warps, left, scale)
     p.text(
         24,
-        314,
+        408,
         "One of the two blocks that fit on an SM. 512 cycles a product and a softmax; the copy is not to scale.",
         12,
         fill=MUTED,
@@ -944,7 +998,7 @@ def backward_roof() -> None:
         "Cycles of the units of an SM for a step of the backward",
         "For d = 64 and 128: tensor cores 2560 and 2560 cycles, shared memory 2816 and 3200, issue slots 1190 and 800,"
         " exponentials 1024 and 512.",
-        "A step of rung 9: cycles of each unit of an SM",
+        "A step of the product, hopper: cycles of each unit of an SM",
         330,
     )
     left, scale, y = 216.0, 0.147, 62.0
@@ -1162,6 +1216,7 @@ def main() -> None:
         swizzle,
         wide_warps,
         two_loops,
+        tma,
         wgmma,
         ring,
         registers,

@@ -289,8 +289,8 @@ endfunction()
 
 # The family of the conformance suite that tests a kernel: forward/1_mma.cu is mma, backward/1_mma.cu backward_mma.
 function(fa_ladder_family result file)
-  string(REGEX REPLACE "^forward/[0-9]+_|[.]cu$" "" family ${file})
-  string(REGEX REPLACE "^backward/[0-9]+_" "backward_" family ${family})
+  string(REGEX REPLACE "^forward/([0-9]+_)?|[.]cu$" "" family ${file})
+  string(REGEX REPLACE "^backward/([0-9]+_)?" "backward_" family ${family})
   set(${result} ${family} PARENT_SCOPE)
 endfunction()
 

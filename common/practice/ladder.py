@@ -26,7 +26,7 @@ LIMIT = 8.0     # seconds for a test; the emulator itself ends a deadlock at onc
 
 def family(kernel: str) -> str:
     """The tests of a ladder's kernel: forward/1_mma.cu has mma.*, backward/1_mma.cu backward_mma.*"""
-    return re.sub(r"^.*/\d+_", "backward_" if kernel.startswith("backward/") else "", kernel.removesuffix(".cu"))
+    return re.sub(r"^.*/(\d+_)?", "backward_" if kernel.startswith("backward/") else "", kernel.removesuffix(".cu"))
 
 
 def said(suite: Suite) -> list[str]:

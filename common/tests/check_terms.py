@@ -65,7 +65,7 @@ def line(text: str, place: int) -> int:
 
 
 def chapters(root: Path) -> list[Path]:
-    """In reading order; a warm-up first, then the README, the pages of a folder by their numbers."""
+    """In reading order; a warm-up first, then the README, the pages of a folder by their numbers, those without one last."""
     def order(page: Path) -> tuple[str, int, bool, int]:
         stage, *folders, name = page.parts
         number = re.match(r"\d+", name)
@@ -74,7 +74,7 @@ def chapters(root: Path) -> list[Path]:
             after = 3  # tells of what the rungs have introduced
         if "warmup" in folders:
             after = -1
-        return stage, after, name != "README.md", int(number.group()) if number else 0
+        return stage, after, name != "README.md", int(number.group()) if number else 99
     found = [page.relative_to(root) for page in root.glob("0?_*/**/*.md")]
     skipped = {"mine", "hunt", "results", "check", "exercise"}
     return sorted((page for page in found if not skipped & set(page.parts)), key=order)

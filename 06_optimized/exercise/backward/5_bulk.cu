@@ -35,6 +35,7 @@ struct Shared {
   alignas(128) float LSE2[stages][Br], D_i[stages][Br];
   Barrier KV_full, Q_full[stages], Q_free[stages], dO_full[stages], dO_free[stages];
 };
+static_assert(sizeof(Shared) <= most_shared);
 
 // The numbered barriers: where the two groups meet, and two for each group's buffer of dQ.
 constexpr int meeting = 1, dQ_free = 2, dQ_full = 2 + groups;

@@ -31,10 +31,6 @@ struct Shared {
   Barrier Q_full, K_full[K_stages], K_free[K_stages], V_full[V_stages], V_free[V_stages];
 };
 
-struct Maps {
-  CUtensorMap Q, K, V, O;
-};
-
 // Asks for a tile of `rows` rows, from row `first` of head h on.
 template <int rows>
 __device__ void bring(T* tile, const CUtensorMap& map, Barrier* full, int first, int h, int b) {
@@ -43,19 +39,7 @@ __device__ void bring(T* tile, const CUtensorMap& map, Barrier* full, int first,
   for (int x = 0; x < D; x += 64) tma_load(tile + x * rows, map, full, x, first, h, b);
 }
 
-// The tile of queries of this block, the longest rows first.
-struct Place {
-  int b, h, i0, rows;
-  __device__ explicit Place(const Problem& p) {
-    const int tiles = int((p.Nq + Br - 1) / Br), head = blockIdx.x / tiles;
-    b = head / int(p.Hq);
-    h = head % int(p.Hq);
-    i0 = (tiles - 1 - blockIdx.x % tiles) * Br;
-    rows = min(Br, int(p.Nq) - i0);
-  }
-};
-
-__device__ void load(Shared& shared, const Maps& maps, const Problem& p, const Place& at,
+__device__ void load(Shared& shared, const ForwardMaps& maps, const Problem& p, const Place& at,
                      int blocks) {
   const int hk = int(p.key_head(at.h));
   bring<Br>(shared.Q, maps.Q, &shared.Q_full, at.i0, at.h, at.b);
@@ -68,8 +52,8 @@ __device__ void load(Shared& shared, const Maps& maps, const Problem& p, const P
   }
 }
 
-__device__ void compute(Shared& shared, const Maps& maps, const Problem& p, const Forward<T>& t,
-                        const Place& at, float scale) {
+__device__ void compute(Shared& shared, const ForwardMaps& maps, const Problem& p,
+                        const Forward<T>& t, const Place& at, float scale) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int row = 16 * warp + lane / 4;  // of the tile; the other is 8 below
   const Mask mask(p, at.b);
@@ -91,8 +75,7 @@ __device__ void compute(Shared& shared, const Maps& maps, const Problem& p, cons
     // [end]
 
     // P_ij, m, l as ever (softmax.cuh); O = alpha O
-    const int first = j * Bc + 2 * (lane % 4), limit[2] = {visible[0] - first, visible[1] - first};
-    if (visible[0] < (j + 1) * Bc) hide(S, limit);
+    if (visible[0] < (j + 1) * Bc) hide(S, visible, j * Bc);
     new_maximum(S, c, m, mc, alpha);
     weights(S, c, mc, alpha, l);
     round_to<T>(P, S);
@@ -104,48 +87,27 @@ __device__ void compute(Shared& shared, const Maps& maps, const Problem& p, cons
     // [end]
   }
 
-  // O_i = O / l, L_i = scale m + log l. A row without keys has l = 0: O = 0 and L = -inf.
-#pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    l[r] = row_sum(l[r]);
-    if (t.LSE && lane % 4 == 0 && row + 8 * r < at.rows)
-      t.LSE[(at.b * p.Hq + at.h) * p.Nq + at.i0 + row + 8 * r] =
-          l[r] == 0 ? -INFINITY : m[r] * scale + __logf(l[r]);
-    divide(r, O, l[r]);
-  }
+  // O_i = O / l, L_i = scale m + log l
+  finish(O, m, l, scale, t.LSE, (at.b * p.Hq + at.h) * p.Nq + at.i0, row, at.rows);
 
   // A warp's 16 rows leave by themselves, through what was the tile of Q.
   T* Oi = shared.Q + 16 * warp * 64;
-  put<Br>(Oi, O, lane);
-  fence_async();
-  __syncwarp();
-  if (lane == 0) {
-#pragma unroll
-    for (int x = 0; x < D; x += 64)
-      tma_store(maps.O, Oi + x * Br, x, at.i0 + 16 * warp, at.h, at.b);
-    tma_commit();
-    tma_wait_read();
-  }
+  store_rows<Br>(maps.O, Oi, O, lane, at.i0, 16 * warp, at.h, at.b);
+  if (lane == 0) tma_wait_read();
 }
 
 __global__ void __launch_bounds__(threads)
-    ring_kernel(const __grid_constant__ Maps maps, const __grid_constant__ Problem p,
+    ring_kernel(const __grid_constant__ ForwardMaps maps, const __grid_constant__ Problem p,
                 const __grid_constant__ Forward<T> t, float scale) {
   auto& shared = FA_DYNAMIC_SHARED(Shared);
   if (threadIdx.x == 0) {
     init(&shared.Q_full, 1);
-    for (int i = 0; i < K_stages; ++i) {
-      init(&shared.K_full[i], 1);
-      init(&shared.K_free[i], 128);  // every thread says so
-    }
-    for (int i = 0; i < V_stages; ++i) {
-      init(&shared.V_full[i], 1);
-      init(&shared.V_free[i], 128);
-    }
+    init(shared.K_full, shared.K_free, 128);  // every thread says so
+    init(shared.V_full, shared.V_free, 128);
     fence_barriers();
   }
   __syncthreads();
-  const Place at(p);
+  const Place at(p, Br, blockIdx.x);
   if (threadIdx.x < 128) {
     compute(shared, maps, p, t, at, scale);
   } else if (elected()) {
@@ -158,10 +120,7 @@ __global__ void __launch_bounds__(threads)
 
 template <class T>
 void launch_ring(const Problem& p, const Forward<T>& t, float scale, cudaStream_t stream) {
-  if (p.Nk == 0) return launch_swizzle(p, t, scale, stream);  // TMA knows no empty tensor
-  const Maps maps = {
-      tensor_map(t.Q, p.B, p.Hq, p.Nq, D, Br), tensor_map(t.K, p.B, p.Hkv, p.Nk, D, Bc),
-      tensor_map(t.V, p.B, p.Hkv, p.Nk, D, Bc), tensor_map(t.O, p.B, p.Hq, p.Nq, D, 16)};
+  const ForwardMaps maps = maps_of(p, t, Br, Bc);
   allow_shared_memory(ring_kernel, sizeof(Shared));
   const std::int64_t blocks = p.B * p.Hq * ((p.Nq + Br - 1) / Br);
   FA_LAUNCH(ring_kernel, dim3(unsigned(blocks)), dim3(threads), sizeof(Shared), stream, maps, p, t,
