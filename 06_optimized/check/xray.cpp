@@ -74,7 +74,8 @@ void look(const xray::Arguments& a) {
   const bool two_kernels = is_one_of({"launch_backward_two_kernels"});
   if (two_kernels || is_one_of({"launch_backward_hopper"}))
     only(a.d <= 128, "up to 128 here");  // beyond, a part of the first has a file of its own
-  else if (is_one_of({"launch_mma", "launch_cp_async", "launch_swizzle", "launch_backward_mma"}))
+  else if (is_one_of({"launch_mma", "launch_cp_async", "launch_swizzle", "launch_wide_warps",
+                      "launch_two_loops", "launch_backward_mma"}))
     only(a.d == 64 || a.d == 128, "64 or 128");
   else if (!hopper && !is_one_of({"launch_fa2", "launch_backward_swizzle"}))
     only(a.d == 128, "128");

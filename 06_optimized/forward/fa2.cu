@@ -1,24 +1,20 @@
-// FlashAttention-2. The instructions are those of 3_swizzle.cu; what changes is how many of them a
-// tile needs, and that the kernel keeps the whole contract of this course.
+// FlashAttention-2: the loops of 5_two_loops.cu, and the whole contract of this course. d up to
+// 256, key lengths, any address and any stride; from compute capability 8.0 on.
 //
-//   a warp owns 32 rows       every fragment of K and V that is read is multiplied twice
-//   Q_i in registers          for d <= 64 and tiles of 64 keys; else S and O leave no room
-//   tiles of 128 keys         for d <= 64 without a causal mask: half the barriers and maxima
-//   one buffer for K, V each  V_j arrives under Q K_j^T and the softmax, K_j-1 under P V_j. Half
-//                             the memory for them: with twice the rows two blocks still share an
-//                             SM, and one's softmax runs under the other's products
-//   two loops over the tiles  from the right end: first the tiles that some row sees in part, with
-//                             the mask, then all others without a trace of one
-//   the longest tiles first   in sections of heads whose K and V stay in the L2 cache (order.cuh)
-//   2^x                       exp(scale x) = 2^(c x), c = scale log2 e: one multiplication less
-//   O through shared memory   so that it is written in chunks of 16 bytes, down the rows
+//   Tile        what fits for d <= 64, 128 and 256: how many rows a warp owns, how many keys a tile
+//               has, whether Q_i stays in registers, how far the product over d is unrolled
+//   at          the place of a chunk; of its neighbours along d, one xor away, for ldmatrix
+//   load        a tile by cp.async, or number by number if addresses are no multiples of 16 bytes
+//   fa2_kernel  Q_i and the first K_j; step() for each tile of keys, first with the mask, then
+//               without; O_i by way of Q_i's tile, chunk by chunk or number by number
+//   launch      how many heads a section has (order.cuh)
+//   launch_fa2  which Tile: 128 keys for d <= 64 without a causal mask, else 64
 //
-// What should change: shared memory is read half as often, and while a warp waits or takes
-// exponentials another one multiplies. What should limit it: by mma.sync an SM reaches not much
-// over half of its peak; the rungs after this one leave mma.sync behind.
+// What should limit it: by mma.sync an SM reaches not much over half of its peak; the rungs after
+// this one leave mma.sync behind.
 //
-// Measured: 340 TFLOP/s after 248; round by round 1.03 of PyTorch's FlashAttention-2. With a causal
-// mask 330 after 224, and 1.15.
+// Measured: 340 TFLOP/s, and 330 with a causal mask; round by round 1.03 and 1.15 of PyTorch's
+// FlashAttention-2.
 #include <type_traits>
 
 #include "06_optimized/optimized.hpp"

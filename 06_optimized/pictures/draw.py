@@ -420,16 +420,27 @@ def swizzle() -> None:
     p.write()
 
 
-def fa2() -> None:
+def wide_warps() -> None:
     p = Picture(
-        "fa2",
-        "Rung 4: two blocks on an SM, and the order of the tiles",
-        "Left: V of a tile arrives under S and the softmax, K of the next under P V; two blocks are out of step. Right:"
-        " tiles of keys are visited from the right, masked ones first.",
-        "One buffer each for K and V; two blocks; masked tiles first",
-        306,
+        "wide_warps",
+        "Rung 4: fragments multiplied twice, and two blocks on an SM",
+        "Left: of a warp's 32 rows and 64 keys rung 3 reads 144 fragments, rung 4 reads 80, for 256 instructions of the "
+        "tensor cores. Right: V of a tile arrives under S and the softmax, K of the next tile under P V; two blocks are "
+        "out of step.",
+        "Every fragment of K and V twice; one buffer each",
+        282,
     )
-    left, scale = 110.0, 0.115
+    p.text(24, 68, "ldmatrix for 32 rows and 64 keys", 12, bold=True)
+    for y, name, parts in ((82.0, "rung 3", (16, 64, 64)), (132.0, "rung 4", (16, 32, 32))):
+        p.text(24, y + 20, name, 12)
+        x = 70.0
+        for count, what, colour in zip(parts, "QKV", (GREY, BLUE, GREEN)):
+            p.box(x, y, 1.15 * count, 30, colour, 0.4, what if count > 20 else "")
+            x += 1.15 * count
+        p.text(x + 6, y + 20, f"{sum(parts)}", 12, bold=True)
+    p.text(70, 182, "Q grey: read as often as before", 12, fill=MUTED)
+    p.text(70, 200, "256 mma.sync in both", 12, fill=MUTED)
+    left, scale = 356.0, 0.118
     for name, y, shift in (("A", 60.0, 0.0), ("B", 132.0, 620.0)):
         copies: list[Bar] = []
         work: list[Bar] = []
@@ -443,15 +454,27 @@ def fa2() -> None:
                 (t + 500, t + 1000, "P", f"{name} softmax"),
                 (t + 1000, min(t + 1500, 3200), "O", f"{name} P V" if t + 1400 < 3200 else ""),
             ]
-        p.text(24, y + 26, f"block {name}", 12, bold=True)
+        p.text(left - 54, y + 26, f"block {name}", 12, bold=True)
         lane(p, y, "", [b for b in copies if b[1] > b[0]], left, scale, 20)
         lane(p, y + 24, "", [b for b in work if b[1] > b[0]], left, scale)
-    legend(p, 208, "cSPO", 110)
-    p.text(110, 236, "While A is in the softmax, B multiplies. Nobody arranges it; two", 12, fill=MUTED)
-    p.text(110, 252, "blocks on an SM drift apart by themselves.", 12, fill=MUTED)
-    x0, y0, s = 520.0, 84.0, 26.0
-    p.text(x0 + 3.5 * s, 72, "tiles of keys", 12, "middle", bold=True)
-    order = {}
+    legend(p, 208, "cSPO", left)
+    p.text(left, 234, "While A is in the softmax, B multiplies. Nobody arranges it;", 12, fill=MUTED)
+    p.text(left, 250, "two blocks on an SM drift apart by themselves.", 12, fill=MUTED)
+    p.text(left, 268, "The lengths are made up; only the order is meant.", 12, fill=MUTED)
+    p.write()
+
+
+def two_loops() -> None:
+    p = Picture(
+        "two_loops",
+        "Rung 5: masked tiles first, and the order of the blocks",
+        "Left: each row of tiles is visited from its right end; only the first tile visited is on the diagonal, and has "
+        "a mask. Right: blocks take the last row of tiles of every head of a section, then the one before.",
+        "From the right end; the longest rows of tiles first",
+        326,
+    )
+    x0, y0, s = 60.0, 84.0, 28.0
+    p.text(x0 + 3.5 * s, 72, "tiles of keys, causal mask", 12, "middle", bold=True)
     for r in range(5):
         last = r + 2
         for c in range(7):
@@ -465,11 +488,22 @@ def fa2() -> None:
                 0.6 if masked else 0.22 if seen else 0.04,
                 f"{last - c + 1}" if seen else "",
             )
-            order[r, c] = seen
-    p.text(x0, y0 + 5 * s + 20, "number: the order in a row of tiles", 12)
-    p.text(x0, y0 + 5 * s + 38, "dark orange: the loop with the mask", 12, fill=DARK_ORANGE)
-    p.text(x0, y0 + 5 * s + 56, "blue: the loop without one", 12, fill=BLUE)
-    p.text(24, 290, "The lengths are made up; only the order is meant.", 12, fill=MUTED)
+    p.text(x0, y0 + 5 * s + 22, "number: the order in a row of tiles", 12)
+    p.text(x0, y0 + 5 * s + 40, "dark orange: the loop with the mask", 12, fill=DARK_ORANGE)
+    p.text(x0, y0 + 5 * s + 58, "blue: the loop without one", 12, fill=BLUE)
+    x1, wide = 420.0, 84.0
+    p.text(x1 + 1.5 * wide, 72, "a section of three heads", 12, "middle", bold=True)
+    for r in range(5):
+        p.text(x1 - 10, y0 + s * r + 18, f"{r + 3} tiles", 12, "end")
+        for head in range(3):
+            n = 3 * (4 - r) + head
+            p.box(x1 + wide * head, y0 + s * r, wide, s, BLUE, 0.08 + 0.08 * r, f"block {n}")
+    for head in range(3):
+        p.text(x1 + wide * (head + 0.5), y0 + 5 * s + 20, f"head {head}", 12, "middle", fill=MUTED)
+    p.text(x1 - 64, y0 + 5 * s + 46, "Blocks begin in the order of their numbers: the longest first,", 12)
+    p.text(x1 - 64, y0 + 5 * s + 64, "the short ones fill the gaps at the end. Then the next section.", 12)
+    footnote = "Drawn with one tile on the diagonal of each row; tiles of 128 queries and 64 keys have two."
+    p.text(24, 314, footnote, 12, fill=MUTED)
     p.write()
 
 
@@ -1180,7 +1214,8 @@ def main() -> None:
         fragment,
         pipeline,
         swizzle,
-        fa2,
+        wide_warps,
+        two_loops,
         tma,
         wgmma,
         ring,
