@@ -359,7 +359,7 @@ macro(fa_skeleton file level)
   endif()
   set(skeleton ${CMAKE_CURRENT_BINARY_DIR}/skeletons/level${level}/${file})
   add_custom_command(OUTPUT ${skeleton}
-    COMMAND ${Python3_EXECUTABLE} ${FA_MARKS_TOOL} skeleton ${CMAKE_CURRENT_SOURCE_DIR}/${file} --level ${level} --for-float
+    COMMAND ${Python3_EXECUTABLE} ${FA_MARKS_TOOL} skeleton ${CMAKE_CURRENT_SOURCE_DIR}/${file} --level ${level} --for-one-type
             -o ${skeleton}
     DEPENDS ${file} ${FA_MARKS_TOOL} VERBATIM)
 endmacro()
