@@ -683,7 +683,31 @@ __global__ void looks_two_phases_late() {
   if (threadIdx.x == 1) FIRST(wait(&s.full, 0));
 }
 RULE(NobodyLooksTwoPhasesLate, looks_two_phases_late, 32, always,
-     ": thread 1 waits at {1} for phase 0 of a barrier whose phase 2 is under way")
+     " hangs: threads 1 wait for phase 0 of a barrier whose phase 2 is under way: it looks two "
+     "phases late, and by its parity waits for another one (PTX, mbarrier.try_wait) at {1}")
+
+// Warp 1 has never waited for this barrier, but knows from warp 0 that three phases are over.
+__global__ void counts_by_hearsay() {
+  auto& s = begin();
+  if (threadIdx.x < 32) {
+    for (unsigned phase = 0; phase < 3; ++phase) {
+      if (threadIdx.x == 0) arrive(&s.full);
+      wait(&s.full, phase & 1);
+    }
+    sync(1, 64);
+    __nanosleep(100);
+    if (threadIdx.x == 0) arrive(&s.full);
+  } else {
+    sync(1, 64);
+    wait(&s.full, 1);
+  }
+}
+TEST(Rules, WhoKnowsFromOthersOfAPhaseDoesNotLookTwoPhasesLate) {
+  EXPECT_EQ(told(counts_by_hearsay, 64, {Timing::late, 0}), "");
+  EXPECT_EQ(told(counts_by_hearsay, 64, {Timing::early, 0}), "");
+  for (unsigned seed = 1; seed <= seeds; ++seed)
+    EXPECT_EQ(told(counts_by_hearsay, 64, {Timing::random, seed}), "") << "seed " << seed;
+}
 
 template <bool breaks>
 __global__ void initialises_between_words() {

@@ -6,7 +6,6 @@
 
 namespace fa::emulator {
 
-extern bool hooked;  // is hooks.cpp linked?
 void hooked_access(const void* p, unsigned bytes, bool writes, Place);
 void hooked_addition(const volatile void* p, unsigned bytes, Place);  // by an atomic
 

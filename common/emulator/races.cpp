@@ -176,6 +176,14 @@ void take_order(const void* at) {
   const Step* const there = left->second.data();
   for (unsigned a = 0, n = o.actors; a < n; ++a) mine[a] = std::max(mine[a], there[a]);
 }
+bool knows_order(const void* at) {
+  if (!hooked) return false;
+  Order& o = order();
+  const auto left = o.left_.find(at);
+  if (left == o.left_.end()) return false;
+  return std::equal(left->second.begin(), left->second.end(), o.of(thread()),
+                    [](Step there, Step mine) { return there <= mine; });
+}
 void leave_end_of(Deed d, const void* at) {
   if (!hooked) return;
   auto& left = order().left_[at];

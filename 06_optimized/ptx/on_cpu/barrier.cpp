@@ -112,25 +112,31 @@ void arrive(Barrier* b) { arrives(b, 0, FA_HERE); }
 void arrive_expecting(Barrier* b, int bytes) { arrives(b, bytes, FA_HERE); }
 
 // try_wait.parity, again and again: true while the phase under way has another parity. So who looks
-// two phases late waits for the wrong one.
+// two phases late waits for the wrong one. Which one is meant? The one behind the last that this
+// thread has waited for; but whoever knows, from others, that the phase before this one has ended
+// may mean this one.
 void wait(Barrier* b, std::uint32_t phase) {
   Phases& p = phases_of(b, FA_HERE);
   long& passed = p.passed.try_emplace(thread(), -1).first->second;
   const long meant = passed + ((passed & 1) == long(phase & 1) ? 0 : 1);
+  const bool told = p.ended > 0 && knows_order(p.order_of(p.ended - 1));
   const Place at = FA_HERE;
   const std::string me = of_thread_here();
+  const auto late = [&] { return meant <= p.ended - 2 && (p.ended & 1) == long(phase & 1); };
+  const auto of_another_phase = [&] {
+    return "for phase " + number(meant) + " of a barrier whose phase " + number(p.ended) +
+           " is under way: it looks two phases late, and by its parity waits for another one (PTX, "
+           "mbarrier.try_wait)";
+  };
   ++p.waiters;
   wait_until(
       [&] {
-        if (meant <= p.ended - 2 && (p.ended & 1) == long(phase & 1))
-          finding(
-              me + " waits at " + text_of(at) + " for phase " + number(meant) +
-              " of a barrier whose phase " + number(p.ended) +
-              " is under way: it looks two phases late, and by its parity waits for another one "
-              "(PTX, mbarrier.try_wait)");
+        if (hooked && late() && !told)
+          finding(me + " waits at " + text_of(at) + " " + of_another_phase());
         return (p.ended & 1) != long(phase & 1);
       },
       [&] {
+        if (late()) return of_another_phase();
         return "for the end of a phase of parity " + number(phase) + " of the barrier at byte " +
                number(shared_offset(b, "", nullptr)) + " (phase " + number(p.ended) +
                " is under way, " + number(p.missing) + " of " + number(p.count) + " arrivals and " +
