@@ -264,17 +264,24 @@ TEST(Emulator, KernelsAreNotedByName) {
   EXPECT_TRUE(emulator::take_kernels().empty());
 }
 TEST(Emulator, BlocksOnSeveralCoresAreOneLaunch) {
+#ifdef __SANITIZE_THREAD__
+  GTEST_SKIP()
+      << "ThreadSanitizer: where a block hangs, nothing orders its threads with what comes";
+#endif
   using test_kernels::InBlockThree;
   for (const unsigned cores : {1u, 4u, 100u}) {
     SCOPED_TRACE(cores);
     const emulator::WithCores several(cores);
-    DeviceMemory out(7 * sizeof(float));
     const auto run = [&](InBlockThree what) {
+      DeviceMemory out(7 * sizeof(float));  // a block that hangs has not finished with its own
       std::fill_n(out.as<float>(), 7, 0.0f);
-      return error([&] { test_kernels::blocks(out.as<float>(), what); });
+      const std::string said = error([&] { test_kernels::blocks(out.as<float>(), what); });
+      if (what == InBlockThree::nothing) {
+        EXPECT_EQ(from_device<float>(out, 7), (std::vector<float>{6 * 32, 0, 1, 2, 3, 4, 5}));
+      }
+      return said;
     };
     EXPECT_EQ(run(InBlockThree::nothing), "no error");
-    EXPECT_EQ(from_device<float>(out, 7), (std::vector<float>{6 * 32, 0, 1, 2, 3, 4, 5}));
     expect_words(run(InBlockThree::hangs), {"blocks_kernel: block 1 hangs: threads 0-15"});
 #if !FA_SANITIZED
     expect_words(run(InBlockThree::writes_behind),
