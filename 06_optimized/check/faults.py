@@ -82,17 +82,17 @@ WORDS = {"passes": "–", "wrong": "numbers", "said": "named", "hangs": "hangs",
 
 
 def summary(mutants: list[Mutant], known: dict[str, dict[str, Any]], gpus: list[str]) -> list[str]:
-    """How many see how many, of the faults that the emulator has been tried on."""
-    kinds = [[known[m.name] for m in mutants if "late" in known.get(m.name, {}) and bool(m.order) == of_time]
-             for of_time in (False, True)]
+    """How many see how many, of the faults that have been tried everywhere: on the emulator, and on each GPU."""
+    tried = [m for m in mutants if {"late", *gpus} <= known.get(m.name, {}).keys()]
+    kinds = [[known[m.name] for m in tried if bool(m.order) == of_time] for of_time in (False, True)]
 
     def line(who: str, sees: Callable[[dict[str, Any]], bool]) -> str:
         return f"| {who} | " + " | ".join(str(sum(map(sees, rows))) for rows in kinds) + " |"
 
     lines = ["| who sees | wrong in any order | of time |", "| --- | ---: | ---: |", line("planted", bool)]
     for gpu in gpus:
-        lines += [line(f"all tests of the kernel, on an {gpu}", lambda row: row.get(gpu, "–") != "–"),
-                  line(f"– by not coming to an end, on an {gpu}", lambda row: "hangs" in row.get(gpu, ""))]
+        lines += [line(f"all tests of the kernel, on an {gpu}", lambda row: row[gpu] != "–"),
+                  line(f"– by not coming to an end, on an {gpu}", lambda row: "hangs" in row[gpu])]
     return [*lines, line("one test, on the CPU, late", lambda row: row["late"] != "passes"),
             line("– early", lambda row: row["early"] != "passes"),
             line(f"– at random, one of {len(SEEDS)} seeds", lambda row: row["random"] > 0),

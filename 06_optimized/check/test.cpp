@@ -181,6 +181,16 @@ TEST_F(Gpu, ForwardSaysWhoStoodInWithoutKeys) {
   }
 }
 
+// For d = 128 hopper has other tiles from 2048 keys on: O leaves through Q.
+TEST_F(Gpu, HopperWithManyKeysLeavesThroughQ) {
+  if (!on_hopper()) GTEST_SKIP() << unavailable(Kernel::hopper);
+  Spec s = spec(270, 2050, 128);
+  s.p.Hq = s.p.Hkv = 2;
+  ForwardCase<bf16> c(s, true);
+  run(c, Kernel::hopper);
+  EXPECT_EQ(c.verdict(), "");
+}
+
 TEST_F(Gpu, EveryRungHasANameOfItsOwn) {
   std::size_t count = 0;
   const optimized::Rung* ladder = optimized::rungs(count);

@@ -45,12 +45,13 @@ class Faults(unittest.TestCase):
         self.assertIn("| `b`: what b does | forward/8_ring.cu |  |  |  |  |", text)
         self.assertTrue(text.endswith("- `a`: so\n"))
 
-    def test_the_summary_counts_what_was_tried_by_who_saw_it(self) -> None:
-        order = {"a": "late", "b": "early", "c": "", "d": "gpu", "e": "late"}
+    def test_the_summary_counts_by_who_saw_it_what_was_tried_everywhere(self) -> None:
+        order = {"a": "late", "b": "early", "c": "", "d": "gpu", "e": "late", "f": "late"}
         mutants = [replace(mutant(name), order=when) for name, when in order.items()]
         seen = {"late": "said", "early": "passes", "random": 0, "said": "so", "G": "–"}
         known = {"a": seen, "b": {**seen, "late": "passes", "early": "hangs", "random": 1, "said": "", "G": "hangs"},
-                 "c": {**seen, "G": "0 of 3; all tests: numbers"}, "d": {"G": "3 of 3"}}
+                 "c": {**seen, "G": "0 of 3; all tests: numbers"}, "d": {"G": "3 of 3"},
+                 "f": {key: what for key, what in seen.items() if key != "G"}}
         text = table(mutants, known)
         for line in ("planted | 1 | 2", "all tests of the kernel, on an G | 1 | 1", "– by not coming to an end, on an G | 0 | 1",
                      "one test, on the CPU, late | 1 | 1", "– early | 0 | 1", "– at random, one of 8 seeds | 0 | 1",
