@@ -6,7 +6,7 @@
 // taken are short, and all SMs are done at about the same time. Heads come in sections, so that
 // tiles under way at the same time share K and V in the L2 cache.
 //
-// What should change: nothing without a mask, where all tiles are alike and are dealt out as before.
+// What should change: nothing without a mask, where all tiles are alike and dealt out as before.
 // With a causal mask the SMs end together, and not up to one long tile apart.
 //
 // Measured: (not yet)

@@ -41,8 +41,8 @@ __device__ void bring(T* tile, const CUtensorMap& map, const View<const T>& X, B
   }
 }
 
-// Keys past the length may hold anything, and 0 times NaN is NaN: rows of V from `seen` on become 0,
-// by the 128 threads of a group.
+// Keys past the length may hold anything, and 0 times NaN is NaN: rows of V from `seen` on become
+// 0, by the 128 threads of a group.
 template <class Tiles, class T>
 __device__ void clear(T* V, int seen, int barrier) {
   for (int e = max(seen, 0) * 8 + threadIdx.x % 128; e < Tiles::Bc * 8; e += 128)

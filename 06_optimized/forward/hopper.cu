@@ -1,5 +1,5 @@
-// hopper: the forward for everybody. The kernel of rung 14, and the whole contract: d up to 256, fp16
-// and bf16, key lengths, any address and stride.
+// hopper: the forward for everybody. The kernel of rung 14, and the whole contract: d up to 256,
+// fp16 and bf16, key lengths, any address and stride.
 //
 // Roles     warpgroup 0 loads: one thread asks the copy engine. Groups 1, 2 and, for d = 64, 3 own
 //           64 rows of a tile each and compute; most of the registers are theirs.

@@ -83,9 +83,9 @@ struct Task {
 };
 
 // In which order tiles are taken. With a mask they cost from one block of keys to all of them: the
-// longest first, in sections of as many heads as have K and V in 32 MiB of the L2 cache. Without one
-// they are alike but for the last of each head: with three groups, which have less to do there, those
-// come last. Measured, not derived.
+// longest first, in sections of as many heads as have K and V in 32 MiB of the L2 cache. Without
+// one they are alike but for the last of each head: with three groups, which have less to do there,
+// those come last. Measured, not derived.
 template <class Tiles>
 Order<int> order_of(const Problem& p, bool masked) {
   Order<int> order{int((p.Nq + Tiles::Br - 1) / Tiles::Br), int(p.B * p.Hq), 1, true};

@@ -55,7 +55,7 @@ __device__ void new_maximum_of(int r, const float (&S)[n], float c, float& m, fl
   largest = fmaxf(largest, __shfl_xor_sync(0xffffffff, largest, 1));
   largest = fmaxf(largest, __shfl_xor_sync(0xffffffff, largest, 2));
   // A row that has seen nothing yet: any finite number will do, its weights are 2^-inf = 0. A
-  // comparison and a choice; or, clamped, one instruction: rung 14 has that.
+  // comparison and a choice; or, clamped, one instruction: hopper has that.
   mc = clamp ? fmaxf(largest * c, -FLT_MAX) : largest == -INFINITY ? 0 : largest * c;
   alpha = ex2(fmaf(m, c, -mc));
   m = largest;
@@ -100,7 +100,7 @@ __device__ void weights(float (&S)[n], float c, const float (&mc)[2], const floa
 enum class Branch {
   none,
   after_first_maximum,
-  after_weights  // not here, but in rung 14, between softmax() and the wait for O
+  after_weights  // not here, but in hopper, between softmax() and the wait for O
 };
 
 // m = max(m, max_j S_ij), alpha = 2^(c (m_before - m)), P_ij = 2^(c (S_ij - m)) in place of S,

@@ -52,6 +52,15 @@ endif()
 set(CMAKE_CUDA_STANDARD 20)
 set(FA_HAVE_CUDA TRUE)
 
+# Of nvcc the level is for host code alone; kernels have a flag of their own.
+set(FA_CUDA_FAST "")
+if(FA_CUDA_QUICK)
+  set(CMAKE_CUDA_FLAGS_RELEASE "-O0 -DNDEBUG")
+  if(CMAKE_CUDA_COMPILER_VERSION VERSION_GREATER_EQUAL 13)
+    set(FA_CUDA_FAST $<$<COMPILE_LANGUAGE:CUDA>:--Ofast-compile=max>)
+  endif()
+endif()
+
 add_library(fa_cuda INTERFACE)
 target_link_libraries(fa_cuda INTERFACE CUDA::cudart CUDA::cublas)
 # -lineinfo: profilers and sanitizers name source lines. 554: a conversion of a view of constants to

@@ -130,9 +130,7 @@ function(fa_stage_variant stage library prefix variant)
   foreach(file IN LISTS S_LESSON S_SOURCES)
     get_filename_component(stem ${file} NAME_WE)
     fa_stage_object(${library}_${stem} "${variant}" ${file})
-    if(FA_CUDA_QUICK AND variant STREQUAL "on_gpu" AND CMAKE_CUDA_COMPILER_VERSION VERSION_GREATER_EQUAL 13)
-      target_compile_options(${library}_${stem} PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:--Ofast-compile=max>)
-    endif()
+    target_compile_options(${library}_${stem} PRIVATE ${FA_CUDA_FAST})
     list(APPEND objects $<TARGET_OBJECTS:${library}_${stem}>)
   endforeach()
   add_library(${library} STATIC ${objects})
@@ -361,7 +359,7 @@ macro(fa_skeleton file level)
   endif()
   set(skeleton ${CMAKE_CURRENT_BINARY_DIR}/skeletons/level${level}/${file})
   add_custom_command(OUTPUT ${skeleton}
-    COMMAND ${Python3_EXECUTABLE} ${FA_MARKS_TOOL} skeleton ${CMAKE_CURRENT_SOURCE_DIR}/${file} --level ${level} --for-float
+    COMMAND ${Python3_EXECUTABLE} ${FA_MARKS_TOOL} skeleton ${CMAKE_CURRENT_SOURCE_DIR}/${file} --level ${level} --for-one-type
             -o ${skeleton}
     DEPENDS ${file} ${FA_MARKS_TOOL} VERBATIM)
 endmacro()

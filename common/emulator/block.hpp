@@ -135,7 +135,7 @@ Deed a_product();  // of this thread's warp
 // Orders what this thread has done with what follows where others take it.
 void leave_order(const void* at);
 void take_order(const void* at);
-bool knows_order(const void* at);  // this thread, all that has been left there
+bool knows_order(const void* at);         // this thread, all that has been left there
 void leave_end_of(Deed, const void* at);  // who takes the order there has waited for it
 void take_end_of(Deed);                   // this thread has waited for it
 bool knows_end_of(Deed);                  // it has, or one who has left it where this took it

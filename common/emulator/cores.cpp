@@ -73,8 +73,8 @@ std::string all_of(int pipe) {
 }  // namespace
 
 unsigned cores() {
-#ifdef FA_XRAY
-  return 1;  // what it notes is in one process
+#if defined FA_XRAY || defined FA_EMULATOR_TSAN
+  return 1;  // what they note is in one process
 #else
   return in_use ? in_use : in_use = asked_for();
 #endif

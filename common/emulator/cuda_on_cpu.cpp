@@ -37,6 +37,9 @@ void __tsan_read_range(void* address, unsigned long bytes);
 void __tsan_write_range(void* address, unsigned long bytes);
 void AnnotateIgnoreWritesBegin(const char* file, int line);
 void AnnotateIgnoreWritesEnd(const char* file, int line);
+// A program in which threads still run at its end is given a second for them to race. It takes the
+// fibers for such threads, which are all at rest by then.
+const char* __tsan_default_options() { return "atexit_sleep_ms=0"; }
 }
 // What the emulator makes in one thread and drops in another, what it fills and copies, is its own
 // business and no race: the checks that ThreadSanitizer puts into these functions are left out.

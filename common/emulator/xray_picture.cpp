@@ -10,7 +10,7 @@ namespace {
 
 const char *const INK = "#222222", *const FAINT = "#555555";
 const char *const GLOBAL = "#0072B2", *const SHARED = "#D55E00";
-constexpr double left = 86, right = 24, top = 110, gap = 12, panel = 96;  // pixels
+constexpr double left_margin = 86, right_margin = 24, top = 110, gap = 12, panel = 96;  // pixels
 constexpr double full_width = 760;
 
 std::string number(double x) {  // as short as it is exact to a hundredth
@@ -101,17 +101,18 @@ void draw(Drawing& to, const KernelMap& kernel, double y) {
   to.text(42, y + 76, "from global memory");
   to.box(184, y + 66, 12, 12, SHARED, 1);
   to.text(202, y + 76, "from shared memory; the darker, the more often");
-  const double width = (full_width - left - right + gap) / double(warps) - gap;
+  const double width = (full_width - left_margin - right_margin + gap) / double(warps) - gap;
   for (std::size_t w = 0; w < warps; ++w)
-    to.text(left + double(w) * (width + gap) + width / 2, y + top - 10, "warp " + std::to_string(w),
-            13, INK, "middle");
+    to.text(left_margin + double(w) * (width + gap) + width / 2, y + top - 10,
+            "warp " + std::to_string(w), 13, INK, "middle");
   double at = y + top;
   for (const Panel& p : kernel.panels) {
-    to.text(left - 10, at + panel / 2 + 5, p.name, p.name.size() > 3 ? 12 : 15, INK, "end", true);
-    to.text(left - 10, at + 11, p.first, 11, FAINT, "end");
-    to.text(left - 10, at + panel - 1, p.last, 11, FAINT, "end");
+    to.text(left_margin - 10, at + panel / 2 + 5, p.name, p.name.size() > 3 ? 12 : 15, INK, "end",
+            true);
+    to.text(left_margin - 10, at + 11, p.first, 11, FAINT, "end");
+    to.text(left_margin - 10, at + panel - 1, p.last, 11, FAINT, "end");
     for (std::size_t w = 0; w < warps; ++w) {
-      const double x = left + double(w) * (width + gap);
+      const double x = left_margin + double(w) * (width + gap);
       to.out << "<g class=\"" << p.name << " w" << w << "\">\n";
       for (double Heat::*memory : {&Heat::global, &Heat::shared})
         draw(to, p.heat[w], memory, most_of(p, memory), x, width, at);

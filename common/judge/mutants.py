@@ -15,7 +15,8 @@ With `race:` in the place of `kills:` the result may happen to be right: the def
 under ThreadSanitizer, which must report a race during that test. With `late:`, `early:` or `random 8:`
 it is a defect of time: a GPU may show it or not, the emulator must in this order (FA_TIMING), or with one of 8 seeds. With
 `gpu:` only a GPU shows it. `kills: Suite.Test (double)` says
-that the test looks at double alone: else a mutant of Eigen's stages is built for float alone.
+that the test looks at double alone: else a mutant of Eigen's stages is built for float alone, and a kernel's for
+bf16.
 
 All mutants of a source are woven into one program, and FA_MUTANT=no_maximum says which of them it
 is; without it, it is the lesson. `no_maximum: safe_softmax.cpp (alone)` is one that cannot be woven:
@@ -32,7 +33,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from source import (Bad, Parser, bare, declared, for_float, is_mark, rest_of_block, run, top_level, unlabelled,
+from source import (Bad, Parser, bare, declared, for_one_type, is_mark, rest_of_block, run, top_level, unlabelled,
                     value_declaration, write_whole)
 
 SKIPPED = 77        # the exit code that CMake's SKIP_RETURN_CODE is set to
@@ -325,14 +326,14 @@ def main() -> int:
     if args.command == "apply":
         mutant = find(args.file, args.name)
         text = "\n".join(apply(mutant, args.source_dir)[0])
-        write_whole(args.out, text if mutant.in_double else for_float(text))
+        write_whole(args.out, text if mutant.in_double else for_one_type(text))
         return 0
     if args.command == "weave":
         mutants = [m for m in judged(args.file, bool(args.race)) if m.source == args.source and not m.alone and m.order != "gpu"]
         if not mutants:
             raise Bad(f"{args.file}: no mutant of {args.source} to weave; `mutants.py list` prints them all")
         text = weave(mutants, args.source_dir)
-        write_whole(args.out, text if any(m.in_double for m in mutants) else for_float(text))
+        write_whole(args.out, text if any(m.in_double for m in mutants) else for_one_type(text))
         return 0
     if args.command == "skeleton":
         code, line = skeleton(args.exe, args.timeout, args.suite)

@@ -97,12 +97,15 @@ def value_declaration(text: str) -> re.Match[str] | None:
 
 # Eigen's products are most of what a mutant or a skeleton of 00 or 01 costs to build.
 DOUBLES = re.compile(r"^template [^;{]*MatrixMap<const double>[^;{]*;\n", re.M)
+HALVES = re.compile(r"^template void launch_\w+\([^;{]*<(?P<type>__half|__nv_bfloat16)>[^;{]*;\n", re.M)
 
 
-def for_float(text: str) -> str:
-    """Without the lesson's instantiations for double, which the program then takes from the lesson's own object: a
-    defect or a hole stands in the code of both types, and float is enough to catch it but where a test looks at double
-    alone."""
+def for_one_type(text: str) -> str:
+    """Without the lesson's instantiations for double, or for __half where there are those for __nv_bfloat16: the program
+    then takes them from the lesson's own object. A defect or a hole stands in the code of both types, and one is enough
+    to catch it but where a test looks at double alone."""
+    if any(found["type"] == "__nv_bfloat16" for found in HALVES.finditer(text)):
+        text = HALVES.sub(lambda found: "" if found["type"] == "__half" else found[0], text)
     return DOUBLES.sub("", text)
 
 

@@ -34,7 +34,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "judge"))
-from source import (LABEL, LEXEME, MARK, Bad, Parser, bare, declared, for_float, rest_of_block, run,  # noqa: E402
+from source import (LABEL, LEXEME, MARK, Bad, Parser, bare, declared, for_one_type, rest_of_block, run,  # noqa: E402
                     top_level, unlabelled, unmarked, value_declaration, write_whole)
 
 LEVELS = (1, 2, 3)
@@ -479,7 +479,7 @@ def main() -> int:
     one.add_argument("lesson", type=Path)
     one.add_argument("-o", "--out", type=Path, help="where to; default: the terminal")
     one.add_argument("--level", type=int, choices=LEVELS, default=1, help="default: 1")
-    one.add_argument("--for-float", action="store_true", help="without the instantiations of Eigen's products for double")
+    one.add_argument("--for-one-type", action="store_true", help="without the instantiations for double, or for __half")
     for name, text in (("check", "fail unless marks, exercise/ and quotations are in step"),
                        ("write", "rewrite exercise/ and the chapter's quotations")):
         command = commands.add_parser(name, help=text)
@@ -494,8 +494,8 @@ def main() -> int:
         if not lesson.holes(args.level):
             raise Bad(f"{lesson.label}: there is nothing to take out at level {args.level}; mark it: {FORMS}")
         text = lesson.skeleton(args.level)
-        if args.for_float:
-            text = for_float(text)
+        if args.for_one_type:
+            text = for_one_type(text)
         if args.out:
             write_whole(args.out, text)
         else:

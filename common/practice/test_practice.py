@@ -137,8 +137,13 @@ class Practice(unittest.TestCase):
         self.assertIn("nothing to take out", self.call(1, "marks.py", "skeleton", empty, "-o", out))
         self.call(2, "marks.py", "skeleton", self.stage / "online.cpp", "--level", 4)
         eigen = self.put("online.cpp", LESSON + "template T row(MatrixMap<const double>, int);\n")
-        for words, there in ((), True), (["--for-float"], False):
+        for words, there in ((), True), (["--for-one-type"], False):
             self.assertEqual("double" in self.call(0, "marks.py", "skeleton", eigen, *words), there)
+        instantiation = "template void launch_one(const Problem&, const Forward<{}>&,\n                         float);\n"
+        one, other = (instantiation.format(half) for half in ("__half", "__nv_bfloat16"))
+        for text, left in ((one + other, other), (other, other), (one, one)):
+            kernel = self.put("online.cpp", LESSON + text)
+            self.assertTrue(self.call(0, "marks.py", "skeleton", kernel, "--for-one-type").endswith("\n" + left))
         self.call(2, "marks.py", "skeleton", self.stage / "absent.cpp", "-o", out)
         self.call(2, "marks.py", "check", self.stage.parent)
         self.call(2, "marks.py", "polish", self.stage)

@@ -70,7 +70,7 @@ __global__ void diverge_kernel(bool odd) {
 }
 __global__ void blocks_kernel(float* out, InBlockThree what) {
   const unsigned block = blockIdx.y * gridDim.x + blockIdx.x;
-  out[1 + block] = float(block);
+  if (threadIdx.x == 0) out[1 + block] = float(block);
   atomicAdd(out, 1.0f);
   if (block != 3) return;
   if (what == InBlockThree::hangs && threadIdx.x < 16) __syncwarp();

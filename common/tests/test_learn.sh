@@ -53,7 +53,7 @@ expect 2 "unknown stage '07'" ./learn see 07
 expect 3 "no C++ compiler" env CXX=no-such-compiler ./learn see
 expect 2 "xray needs a stage first, for example: ./learn xray 01" ./learn xray
 expect 2 "stage 03 has no kernels that run on the CPU; there are 04, 05 and 06" ./learn xray 03
-expect 2 "xray 06 wants a kernel or its file, for example forward/fa2; there are mma cp_async swizzle wide_warps two_loops" ./learn xray 06
+expect 2 "xray 06 wants a kernel or its file, for example forward/fa2; there are mma cp_async swizzle wide_warps" ./learn xray 06
 expect 2 "no kernel 'forward/softmax' in 06_optimized; there are mma" ./learn xray 06 forward/softmax
 expect 2 "a number of 16 bits does not say where it comes from" ./learn xray 06 hopper --svg one.svg
 expect 2 "no kernel 'fast' in 04_cuda_forward; there are register_tiled tiled" ./learn xray 04 fast
@@ -65,6 +65,17 @@ expect 2 "--svg needs a value" ./learn xray 04 tiled --svg
 expect 2 "--svg draws one kernel; name it: delta dq" ./learn xray 05 --svg two.svg
 expect 0 "usage: ./learn xray NN" ./learn xray 04 --help
 expect 3 "no C++ compiler" env CXX=no-such-compiler ./learn xray 04 tiled
+expect 2 "export needs a stage first" ./learn export
+expect 2 "stage 03 has no kernels; there are 04, 05 and 06" ./learn export 03 tiled_cpu
+expect 2 "export 04 wants a kernel or its file; there are register_tiled tiled" ./learn export 04
+expect 2 "no kernel 'forward/softmax' in 06_optimized; there are mma" ./learn export 06 forward/softmax
+expect 2 "no kernel 'entry.cu' in 05_cuda_backward; there are dkv" ./learn export 05 entry.cu
+expect 2 "export takes one kernel at a time; usage: ./learn export NN KERNEL [-o FILE]" ./learn export 06 lock no_lock
+expect 2 "export has no option '--gpu'" ./learn export 04 tiled --gpu
+expect 2 "-o needs a value" ./learn export 04 tiled -o
+expect 2 "$PWD/LICENSE stays as it is, since no export wrote it" ./learn export 04 tiled -o "$PWD/LICENSE"
+expect 2 "/common: Is a directory" ./learn export 04 tiled -o "$PWD/common"
+expect 0 "usage: ./learn export NN" ./learn export 04 --help
 [ "$(./learn help | head -n 1)" = "usage: ./learn COMMAND" ] || { echo "FAILED: help"; failures=$((failures + 1)); }
 # From another folder, and by hand: the same.
 (cd / && "$OLDPWD/learn" help >/dev/null) || { echo "FAILED: from another folder"; failures=$((failures + 1)); }
