@@ -31,9 +31,10 @@ enum class BackwardKernel {
 };
 
 // What a kernel promises beyond this: any B, heads (groups too: dK and dV are sums over the group),
-// Nq and Nk, both causal alignments, any finite scale. A kernel of the whole contract: d <= 256,
-// key lengths (clamped to [0, Nk]), any strides and addresses. The others: d = 128, no key lengths,
-// and rows that begin at multiples of 16 bytes.
+// Nq and Nk, both causal alignments, any scale; scale log2 e, and every score times it, must be
+// finite in fp32. A kernel of the whole contract: d <= 256, key lengths (clamped to [0, Nk]), any
+// strides and addresses. The others: d = 128, no key lengths, and rows that begin at multiples of
+// 16 bytes.
 struct BackwardRung {
   BackwardKernel kernel;
   const char* name;

@@ -1,5 +1,6 @@
 // From the public face to the kernels: check the arguments, choose, launch.
 #include <algorithm>
+#include <cmath>
 #include <iterator>
 #include <sstream>
 #include <type_traits>
@@ -89,6 +90,13 @@ void launch(const Problem& p, const Forward<T>& t, Kernel kernel, float scale,
 
 }  // namespace
 
+std::string wrong_scale(const Problem& p) {
+  if (std::isfinite(float(p.softmax_scale()) * 1.4426950408889634f)) return {};
+  std::ostringstream text;
+  text << ": scale log2 e must be finite in fp32, got a scale of " << p.softmax_scale();
+  return text.str();
+}
+
 const Rung* rungs(std::size_t& count) {
   count = std::size(ladder);
   return ladder;
@@ -134,6 +142,7 @@ std::string unsupported(const Problem& p, const Forward<T>& t, Kernel kernel) {
          << "; the maximum is taken before scaling";
     return text.str();
   }
+  if (std::string why = wrong_scale(p); !why.empty()) return std::string(r.name) + why;
   if (std::max(p.Nq, p.Nk) > 1 << 30)
     return std::string(r.name) + " wants Nq and Nk up to 2^30, got " + std::to_string(p.Nq) +
            " and " + std::to_string(p.Nk);

@@ -118,6 +118,7 @@ std::string unsupported(const Problem& p, const Backward<T>& t, BackwardKernel k
   const BackwardRung& r = rung(chosen(p, kernel, false, here));
   const std::string who = std::string("the backward's ") + r.name;
   if (std::string why = wrong_capability(who, r.capability, here); !why.empty()) return why;
+  if (std::string why = wrong_scale(p); !why.empty()) return who + why;
   if (std::max(p.Nq, p.Nk) > 1 << 30)
     return who + " wants Nq and Nk up to 2^30, got " + std::to_string(p.Nq) + " and " +
            std::to_string(p.Nk);

@@ -40,9 +40,9 @@ enum class Kernel {
 };
 
 // What a kernel promises beyond this: any B, heads (groups too), Nq and Nk, both causal alignments,
-// scale > 0, LSE. A kernel of the whole contract: d <= 256, key lengths (clamped to [0, Nk]), any
-// strides and addresses. The others: d = 128, no key lengths, and rows that begin at multiples of
-// 16 bytes.
+// scale > 0, LSE; scale log2 e, and every score times it, must be finite in fp32. A kernel of the
+// whole contract: d <= 256, key lengths (clamped to [0, Nk]), any strides and addresses. The
+// others: d = 128, no key lengths, and rows that begin at multiples of 16 bytes.
 struct Rung {
   Kernel kernel;
   const char* name;
@@ -50,6 +50,9 @@ struct Rung {
   bool whole_contract;
   bool fp16, d64;  // also fp16; also d = 64
 };
+// Kernels take powers of two: exp(scale x) = 2^(c x) with c = scale log2 e. What to say where c is
+// not finite in fp32, or "".
+std::string wrong_scale(const Problem& p);
 const Rung* rungs(std::size_t& count);  // in the order of the ladder
 const char* name(Kernel kernel);
 

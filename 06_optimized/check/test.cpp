@@ -328,6 +328,15 @@ TEST_F(Gpu, SaysWhatARungTakes) {
   };
   expect_words(why(Kernel::mma, 32, bf16()), {"mma takes d = 64 or 128, got d = 32"});
   expect_words(why(Kernel::fa2, 257, bf16()), {"d must", "256", "257"});
+  ForwardCase<bf16> c(spec(4, 4, 64), true);
+  for (const float scale : {2.3e38f, 2.4e38f}) {
+    c.p.scale = scale;
+    const std::string said = refusal([&] { run(c, Kernel::fa2); });
+    if (scale < 2.358e38f)
+      EXPECT_EQ(said, "accepted");
+    else
+      expect_words(said, {"fa2: scale log2 e must be finite in fp32, got a scale of 2.4e+38"});
+  }
   if (!on_hopper()) return;
   expect_words(why(Kernel::ring, 64, bf16()), {"ring takes d = 128, got d = 64"});
   expect_words(why(Kernel::ring, 128, Eigen::half()), {"ring is for bf16 only, got fp16"});

@@ -505,6 +505,10 @@ TEST_F(GpuBackward, SaysWhatARungTakes) {
   for (const BackwardRung& r : rungs()) {
     if (!unavailable(r.kernel).empty()) continue;
     expect_words(why(r.kernel, 257, bf16()), {"d must", "256", "257"});
+    BackwardCase<bf16> huge(spec(4, 4, 64));
+    huge.p.scale = -2.4e38f;
+    expect_words(refusal([&] { run(huge, r.kernel); }),
+                 {r.name, ": scale log2 e must be finite in fp32, got a scale of -2.4e+38"});
     if (r.whole_contract) continue;
     expect_words(why(r.kernel, 32, bf16()), {r.name, "d = ", "128", "got d = 32"});
     if (!r.d64) expect_words(why(r.kernel, 64, bf16()), {r.name, "got d = 64"});
