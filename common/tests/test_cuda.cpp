@@ -275,7 +275,7 @@ TEST(Emulator, BlocksOnSeveralCoresAreOneLaunch) {
     const auto run = [&](InBlockThree what) {
       DeviceMemory out(7 * sizeof(float));  // a block that hangs has not finished with its own
       std::fill_n(out.as<float>(), 7, 0.0f);
-      const std::string said = error([&] { test_kernels::blocks(out.as<float>(), what); });
+      std::string said = error([&] { test_kernels::blocks(out.as<float>(), what); });
       if (what == InBlockThree::nothing) {
         EXPECT_EQ(from_device<float>(out, 7), (std::vector<float>{6 * 32, 0, 1, 2, 3, 4, 5}));
       }
