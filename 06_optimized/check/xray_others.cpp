@@ -9,15 +9,12 @@ namespace two_kernels {
 template <class T>  // for d > 128
 void launch_wide_dkv(const Problem&, const Backward<T>&, float, const Passed&, cudaStream_t) {}
 }  // namespace two_kernels
-template <class T>  // for a problem without keys
-void launch_swizzle(const Problem&, const Forward<T>&, float, cudaStream_t) {}
 // Before the backward and after it: LSE2 and D are there already, and nobody wants dQ.
 template <class T>
 void launch_before(const Problem&, const Backward<T>&, const Passed&, cudaStream_t) {}
 template <class T>
 void launch_after(const Problem&, const Backward<T>&, float, const Passed&, cudaStream_t) {}
 
-template void launch_swizzle(const Problem&, const Forward<__nv_bfloat16>&, float, cudaStream_t);
 #define FA_NOBODY_LOOKS_AT(T)                                                                   \
   template void launch_before(const Problem&, const Backward<T>&, const Passed&, cudaStream_t); \
   template void launch_after(const Problem&, const Backward<T>&, float, const Passed&,          \

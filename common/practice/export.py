@@ -20,7 +20,6 @@ DONE_BY = "// Exported by ./learn export"
 # Launches of other files, and what brings them; the same file brings launch_after.
 BROUGHT = {
     "launch_fast_atomic": "05_cuda_backward/check/exported_fast.hpp",
-    "launch_swizzle": "06_optimized/check/exported_swizzle.hpp",
     "launch_before": "06_optimized/check/exported_around.hpp",
     "launch_wide_dkv": "06_optimized/backward/3_two_kernels_wide.cu",
 }
