@@ -17,7 +17,7 @@
 namespace fa::optimized {
 
 enum class BackwardKernel {
-  best,     // hopper or, if the same bits are wanted, two_kernels; where those cannot run: swizzle
+  best,     // hopper; where it cannot run: swizzle
   mma,      // backward/1: stage 05's two kernels on tensor cores, by mma.sync
   swizzle,  // backward/2: cp.async, ldmatrix. The whole contract, from compute capability 8.0 on
   two_kernels,  // backward/3: the two kernels by wgmma and TMA. The whole contract, on 9.0
@@ -27,6 +27,7 @@ enum class BackwardKernel {
   at_once,      // backward/7: P is multiplied as soon as it is there
   late,         // backward/8: dQ one step late, and nobody waits for the other group
   masks,        // backward/9: no work that only a mask needs where there is none
+  in_order,     // backward/10: blocks add to dQ in turns, so that its bits are always the same
   hopper,       // a shape for each head dimension. The whole contract, on 9.0
 };
 
@@ -41,7 +42,7 @@ struct BackwardRung {
   int capability;  // 80: this and later; 90: this alone
   bool whole_contract;
   bool fp16, d64;      // also fp16; also d = 64
-  bool deterministic;  // dQ too has the same bits in every run; dK and dV always have
+  bool deterministic;  // dQ too has the same bits in every run (hopper's if asked); dK and dV always
 };
 const BackwardRung* backward_rungs(std::size_t& count);  // in the order of the ladder
 const char* name(BackwardKernel kernel);
@@ -49,17 +50,17 @@ const char* name(BackwardKernel kernel);
 // What `kernel` stands for on a GPU of this compute capability (80 for 8.0), if the copy engine can
 // read and write the tensors. At d > 128 hopper stands for two_kernels, which is faster there: the
 // sums of dK and dV fill the registers.
-BackwardKernel chosen(const Problem& p, BackwardKernel kernel, bool deterministic, int here);
+BackwardKernel chosen(const Problem& p, BackwardKernel kernel, int here);
 
 struct BackwardOptions {
   BackwardKernel kernel = BackwardKernel::best;
-  bool deterministic = false;  // which kernel is best: only one whose dQ has the same bits each run
+  bool deterministic = false;  // dQ, too, gets the same bits in every run
   cudaStream_t stream = nullptr;
   void* scratch = nullptr;  // backward_scratch_bytes() of device memory, aligned to 16 bytes
 };
 
 // Device memory that a call needs beside its arguments: 8 bytes for each row of Q and, in kernels
-// that add dQ up, 4 more for each number of it. What it holds before does not matter. Calls that
+// that add dQ up, 4 more for each number of it (and in turns 4 for 4096). What it holds before does not matter. Calls that
 // may run at the same time need one each.
 std::size_t backward_scratch_bytes(const Problem& p, const BackwardOptions& options = {});
 
@@ -92,13 +93,15 @@ struct Passed {
   float* LSE2;        // [B, Hq, rows]: LSE log2 e; where P is 0 anyway (padding, LSE = -inf) +inf
   float* D;           // [B, Hq, rows]: rowsum(dO o O); 0 in the padding
   float* dQ;          // the sums before they are scaled; null if the kernel does not add
+  int* turn;          // [B, Hq, rows / 64, D / 64]: how many have added; null: in any order
   std::int64_t rows;  // of a head
 
   static std::int64_t padded_rows(std::int64_t Nq) { return (Nq + 127) / 128 * 128; }
   static std::int64_t padded(std::int64_t d) { return d <= 64 ? 64 : d <= 128 ? 128 : 256; }
 };
 
-// backward/0_around.cu. Before: LSE2 and D, and 0 into dQ where it is not null.
+// backward/0_around.cu. Before: LSE2 and D, and 0 where sums begin: into dQ, if it is not null, and
+// into `turn`; if that is not null the first to add stores, and only rows that see no key are 0.
 // After: dQ = T(scale dQ).
 template <class T>
 void launch_before(const Problem& p, const Backward<T>& t, const Passed& passed,
@@ -122,6 +125,7 @@ FA_LAUNCH_OF(early);
 FA_LAUNCH_OF(at_once);
 FA_LAUNCH_OF(late);
 FA_LAUNCH_OF(masks);
+FA_LAUNCH_OF(in_order);
 FA_LAUNCH_OF(hopper);
 #undef FA_LAUNCH_OF
 

@@ -22,6 +22,7 @@ constexpr BackwardRung ladder[] = {
     {BackwardKernel::at_once, "at_once", 90, false, false, false, false},
     {BackwardKernel::late, "late", 90, false, false, false, false},
     {BackwardKernel::masks, "masks", 90, false, false, false, false},
+    {BackwardKernel::in_order, "in_order", 90, false, false, false, true},
     {BackwardKernel::hopper, "hopper", 90, true, true, true, false},
 };
 
@@ -31,6 +32,19 @@ const BackwardRung& rung(BackwardKernel kernel) {
 }
 
 bool adds_up_dQ(BackwardKernel kernel) { return kernel >= BackwardKernel::fused; }
+
+// Do blocks add to dQ in turns? Those of hopper if the same bits are wanted, or if that is faster:
+// who is first stores, and with so few blocks to a head that saves more than waiting costs.
+// Measured, not derived.
+bool takes_turns(const Problem& p, BackwardKernel kernel, const BackwardOptions& options) {
+  if (kernel != BackwardKernel::hopper) return kernel == BackwardKernel::in_order;
+  const bool faster = p.d <= 64 && p.Nk <= 512;
+  return options.deterministic || (options.kernel == BackwardKernel::best && faster);
+}
+// A turn for each 64 x 64 numbers of dQ.
+std::int64_t turns(const Problem& p) {
+  return p.B * p.Hq * (Passed::padded_rows(p.Nq) / 64) * (Passed::padded(p.d) / 64);
+}
 
 // Can the copy engine bring and store what the kernel wants from it? Sums of dQ leave otherwise.
 template <class T>
@@ -42,13 +56,15 @@ bool has_tensor_maps(const Problem& p, const Backward<T>& t, BackwardKernel kern
 }
 
 // The scratch, cut into what passes from kernel to kernel.
-Passed passed(const Problem& p, BackwardKernel kernel, void* scratch) {
+Passed passed(const Problem& p, BackwardKernel kernel, const BackwardOptions& options) {
   Passed parts{};
   parts.rows = Passed::padded_rows(p.Nq);
   const std::int64_t rows = p.B * p.Hq * parts.rows;
-  parts.LSE2 = static_cast<float*>(scratch);
+  parts.LSE2 = static_cast<float*>(options.scratch);
   parts.D = parts.LSE2 + rows;
   if (adds_up_dQ(kernel)) parts.dQ = parts.D + rows;
+  if (takes_turns(p, kernel, options))
+    parts.turn = reinterpret_cast<int*>(parts.dQ + rows * Passed::padded(p.d));
   return parts;
 }
 
@@ -79,8 +95,10 @@ void launch(const Problem& p, const Backward<T>& t, BackwardKernel kernel, float
         return run(launch_backward_at_once<T>);
       case BackwardKernel::late:
         return run(launch_backward_late<T>);
-      default:
+      case BackwardKernel::masks:
         return run(launch_backward_masks<T>);
+      default:
+        return run(launch_backward_in_order<T>);
     }
 }
 
@@ -95,27 +113,27 @@ const char* name(BackwardKernel kernel) {
   return kernel == BackwardKernel::best ? "best" : rung(kernel).name;
 }
 
-BackwardKernel chosen(const Problem& p, BackwardKernel kernel, bool deterministic, int here) {
+BackwardKernel chosen(const Problem& p, BackwardKernel kernel, int here) {
   if (kernel == BackwardKernel::best) {
     if (here != 90) return BackwardKernel::swizzle;
-    kernel = deterministic ? BackwardKernel::two_kernels : BackwardKernel::hopper;
+    kernel = BackwardKernel::hopper;
   }
   return kernel == BackwardKernel::hopper && p.d > 128 ? BackwardKernel::two_kernels : kernel;
 }
 
 std::size_t backward_scratch_bytes(const Problem& p, const BackwardOptions& options) {
-  const BackwardKernel kernel =
-      chosen(p, options.kernel, options.deterministic, device_capability());
+  const BackwardKernel kernel = chosen(p, options.kernel, device_capability());
   const auto rows = std::size_t(p.B * p.Hq * Passed::padded_rows(p.Nq));
   std::size_t bytes = 2 * sizeof(float) * rows;
   if (adds_up_dQ(kernel)) bytes += sizeof(float) * rows * std::size_t(Passed::padded(p.d));
+  if (takes_turns(p, kernel, options)) bytes += sizeof(int) * std::size_t(turns(p));
   return bytes;
 }
 
 template <class T>
 std::string unsupported(const Problem& p, const Backward<T>& t, BackwardKernel kernel) {
   const int here = device_capability();
-  const BackwardRung& r = rung(chosen(p, kernel, false, here));
+  const BackwardRung& r = rung(chosen(p, kernel, here));
   const std::string who = std::string("the backward's ") + r.name;
   if (std::string why = wrong_capability(who, r.capability, here); !why.empty()) return why;
   if (std::string why = wrong_scale(p); !why.empty()) return who + why;
@@ -152,9 +170,9 @@ BackwardKernel backward(const Problem& p, const Backward<T>& t, const BackwardOp
     check_tensors("optimized", p, t);
     const std::string why_not = unsupported(p, t, options.kernel);
     require(why_not.empty(), "optimized: ", why_not);
-    BackwardKernel kernel = chosen(p, options.kernel, options.deterministic, device_capability());
-    require(!options.deterministic || rung(kernel).deterministic, "optimized: the backward's ",
-            name(kernel),
+    BackwardKernel kernel = chosen(p, options.kernel, device_capability());
+    require(!options.deterministic || rung(kernel).deterministic || takes_turns(p, kernel, options),
+            "optimized: the backward's ", name(kernel),
             " adds dQ up in an order that varies; deterministic wants another kernel");
     const bool rows = p.B > 0 && p.Hq > 0 && p.Nq > 0;
     require(!rows || t.LSE, "optimized: LSE must not be null; let the forward write it");
@@ -176,8 +194,7 @@ BackwardKernel backward(const Problem& p, const Backward<T>& t, const BackwardOp
     const bool empty = p.Hq == 0 || p.Nq == 0 || p.Nk == 0;
     if (rung(kernel).capability == 90 && (empty || !has_tensor_maps(p, t, kernel)))
       kernel = BackwardKernel::swizzle;
-    launch(p, t, kernel, float(p.softmax_scale()), passed(p, kernel, options.scratch),
-           options.stream);
+    launch(p, t, kernel, float(p.softmax_scale()), passed(p, kernel, options), options.stream);
     return kernel;
   }
 }

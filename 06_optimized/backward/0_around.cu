@@ -10,13 +10,15 @@ namespace {
 constexpr int threads = 256;
 
 // D_i = sum_x dO_ix O_ix;  LSE2_i = log2(e) LSE_i, so that P_ij = 2^(c S_ij - LSE2_i).
-// Eight columns a thread, D / 8 threads a row. The padding gets LSE2 = +inf: P = 2^-inf = 0. So do
+// Eight columns a thread, D / 8 threads a row. The last rows first, so that what the next kernel
+// begins with has just been written and is still in the L2 cache. The padding gets LSE2 = +inf: P = 2^-inf = 0. So do
 // rows that saw no key, whose LSE is -inf.
 template <int D, class T>
 __global__ void __launch_bounds__(threads)
     before_kernel(Problem p, Backward<T> t, Passed passed, bool aligned) {
   constexpr int lanes = D / 8;
-  const std::int64_t row = (std::int64_t(blockIdx.x) * threads + threadIdx.x) / lanes;
+  const std::int64_t row =
+      (std::int64_t(gridDim.x - 1 - blockIdx.x) * threads + threadIdx.x) / lanes;
   const int x = threadIdx.x % lanes * 8;
   if (row >= p.B * p.Hq * passed.rows) return;  // lanes of a row leave together
   const std::int64_t head = row / passed.rows, i = row % passed.rows;
@@ -42,19 +44,23 @@ __global__ void __launch_bounds__(threads)
     passed.D[row] = sum;
     passed.LSE2[row] = L == -INFINITY ? INFINITY : L * 1.4426950408889634f;
   }
-  if (passed.dQ) {
+  if (passed.turn && x == 0 && row % 64 == 0)
+    for (int n = 0; n < D / 64; ++n) passed.turn[row / 64 * (D / 64) + n] = 0;
+  const bool nobody_stores = !passed.turn || (i < p.Nq && visible_keys(p, head / p.Hq, i) == 0);
+  if (passed.dQ && nobody_stores) {
     auto* zero = reinterpret_cast<float4*>(passed.dQ + row * D + x);
     zero[0] = zero[1] = make_float4(0, 0, 0, 0);
   }
 }
 
-// dQ = T(scale dQ), a block of 64 x 64 as struct Passed describes it, by 128 threads.
+// dQ = T(scale dQ), a block of 64 x 64 as struct Passed describes it, by 128 threads. The last
+// first, which have been written last.
 template <class T>
 __global__ void __launch_bounds__(128)
     after_kernel(Problem p, View<T> dQ, float scale, Passed passed, int blocks_wide, bool aligned) {
   constexpr int stride = 64 + 8;  // of a row in shared memory: 8 rows lie in different banks
   __shared__ __align__(16) T rows[64 * stride];
-  const std::int64_t block = blockIdx.x, tiles = passed.rows / 64;
+  const std::int64_t block = gridDim.x - 1 - blockIdx.x, tiles = passed.rows / 64;
   const std::int64_t head = block / blocks_wide / tiles;
   const std::int64_t i0 = block / blocks_wide % tiles * 64;
   const int x0 = int(block % blocks_wide) * 64, warp = threadIdx.x / 32, lane = threadIdx.x % 32;

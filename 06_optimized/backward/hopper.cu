@@ -1,18 +1,19 @@
 // The product of this ladder: rung 9's step, a shape for each head dimension, the whole contract up
-// to d = 128: both types, any strides and addresses, key lengths.
+// to d = 128: both types, any strides and addresses, key lengths. In turns, as rung 10, if asked.
 //
 // Warps 0 and 1 push, each one group's part of dQ; warp 2 loads; 4 to 11 are the two groups that
 // compute, 64 keys each. What a group issues in two steps, and what it does meanwhile:
 //   dP n | dV n | dQ n - 1, dK n, S n + 1 | dP n + 1 | dV n + 1 | dQ n, dK n + 1, S n + 2
 //   P n  | dS n | dQ n - 1 leaves         | P n + 1  | dS n + 1 | dQ n leaves
-// The other does the same, up to a step away. With d = 64 dV is behind dS, and nobody pushes.
+// The other does the same, up to a step away. With d = 64 dV is behind dS; the groups add to dQ
+// themselves, and who pushes elsewhere only waits for their turn and passes it on.
 //
 //   who waits    for                       who arrives                                  how many
-//   both groups  KV_full, Q_full, dO_full  the loader, and the bytes that it asked for  1
+//   both groups  Q_full, dO_full           the loader, and the bytes that it asked for  1
 //   the loader   Q_free, dO_free           groups that have read; with a mask, warps    2; 8
 //   a group      ready(other, n - 1)       the other: its dS of step n - 1 is there     256 threads
-//   its pusher   dQ_full                   the group: dQ is in the buffer               160
-//   a group      dQ_free                   its pusher: the buffer has been read         160
+//   its pusher   dQ_full                   the group: dQ is in the buffer, or added     160
+//   a group      dQ_free                   its pusher: buffer read, or the turn's come  160
 //   both groups  meeting                   both, at the end: nobody reads K any more    256
 //
 // Measured: 637 TFLOP/s after 628; with a causal mask 569 after 564.
@@ -34,11 +35,11 @@ namespace {
 //   Br       128: then a step has as much work as there    64: more, and registers would not do
 //   adds_dQ  yes: a buffer would be 512 of 3328 cycles     no: a pusher does it
 //   late_dV  behind dS, beside which exponentials may lie  as soon as P is there: it runs under dS
-template <int D_>
+template <int D_, bool in_order_>
 struct Sizes {
   static constexpr int D = D_, groups = 2, Bc = 64 * groups, Br = D == 64 ? 128 : 64;
   static constexpr int stages = 2, threads = 128 * (groups + 1);
-  static constexpr bool adds_dQ = D == 64, late_dV = D == 64;
+  static constexpr bool adds_dQ = D == 64, late_dV = D == 64, in_order = in_order_;
 };
 constexpr int square = 64 * 64;  // numbers of 64 rows in a box, which has 64 columns
 
@@ -49,7 +50,7 @@ struct Shared {
   alignas(1024) T dS[3][Tiles::Br * Tiles::Bc];
   alignas(128) float dQ[Tiles::groups][square];
   alignas(128) float LSE2[Tiles::stages][Tiles::Br], D_i[Tiles::stages][Tiles::Br];
-  Barrier KV_full, Q_full[Tiles::stages], Q_free[Tiles::stages];
+  Barrier Q_full[Tiles::stages], Q_free[Tiles::stages];
   Barrier dO_full[Tiles::stages], dO_free[Tiles::stages];
 };
 
@@ -64,35 +65,55 @@ template <class Tiles, class T, class At>
 __device__ void load(Shared<Tiles, T>& shared, const Maps& maps, const Problem& p,
                      const Passed& passed, At at) {
   const int hk = int(p.key_head(at.h));
-  arrive_expecting(&shared.KV_full, 2 * Tiles::Bc * Tiles::D * int(sizeof(T)));
+  // The first Q comes with K, and the first dO with V: S need not wait for V.
+  const auto with = [&](T* keys, const CUtensorMap& map, Barrier* full) {
 #pragma unroll
-  for (int x = 0; x < Tiles::D; x += 64) {
-    tma_load(shared.K + x * Tiles::Bc, maps.K, &shared.KV_full, x, at.j0, hk, at.b);
-    tma_load(shared.V + x * Tiles::Bc, maps.V, &shared.KV_full, x, at.j0, hk, at.b);
-  }
+    for (int x = 0; x < Tiles::D; x += 64)
+      tma_load(keys + x * Tiles::Bc, map, full, x, at.j0, hk, at.b);
+  };
   Ring<Tiles::stages> q;
   for (int n = 0; n < at.steps; ++n, at.next(), q.next()) {
     const std::int64_t row = at.row(p, passed);
+    const int more = n == 0 ? int(sizeof shared.K) : 0;
+    Barrier *const Q_full = &shared.Q_full[q.at], *const dO_full = &shared.dO_full[q.at];
     wait(&shared.Q_free[q.at], q.phase ^ 1);
-    bring(shared.Q[q.at], maps.Q, shared.LSE2[q.at], passed.LSE2 + row, &shared.Q_full[q.at], at);
+    bring(shared.Q[q.at], maps.Q, shared.LSE2[q.at], passed.LSE2 + row, Q_full, at, more);
+    if (n == 0) with(shared.K, maps.K, Q_full);
     wait(&shared.dO_free[q.at], q.phase ^ 1);
-    bring(shared.dO[q.at], maps.dO, shared.D_i[q.at], passed.D + row, &shared.dO_full[q.at], at);
+    bring(shared.dO[q.at], maps.dO, shared.D_i[q.at], passed.D + row, dO_full, at, more);
+    if (n == 0) with(shared.V, maps.V, dO_full);
   }
 }
 
-// One warp for each group's part of dQ: adds it up in global memory.
+// One warp for each group's part of dQ: adds it up in global memory, or sees to it that the group
+// does so when it is its turn.
 template <class Tiles, class T, class At>
 __device__ void push(Shared<Tiles, T>& shared, const Problem& p, const Passed& passed, At at,
                      int group) {
+  const Mask mask(p, at.b);
 #pragma unroll 1
   for (int n = 0; n < at.steps; ++n, at.next()) {
+    const std::int64_t first = at.row(p, passed) * Tiles::D + group * square;
+    int* const turn = passed.turn + first / square;
+    const int n_before = at.template turn<Tiles::Bc>(mask);
+    if (Tiles::adds_dQ) wait_turn(turn, n_before);
     arrive(dQ_free + group, with_pusher);  // the first time at once: nothing is in it yet
     sync(dQ_full + group, with_pusher);
     if (elected()) {
-      bulk_add(passed.dQ + at.row(p, passed) * Tiles::D + group * square, shared.dQ[group],
-               int(sizeof shared.dQ[0]));
-      tma_commit();
-      tma_wait_read();
+      if (!Tiles::adds_dQ) {
+        if (Tiles::in_order) wait_turn(turn, n_before);
+        float* const sums = passed.dQ + first;
+        if (Tiles::in_order && n_before == 0)
+          bulk_store(sums, shared.dQ[group], int(sizeof shared.dQ[0]));
+        else
+          bulk_add(sums, shared.dQ[group], int(sizeof shared.dQ[0]));
+        tma_commit();
+        if (Tiles::in_order)
+          tma_wait();
+        else
+          tma_wait_read();
+      }
+      if (Tiles::in_order) pass_turn(turn);
     }
     __syncwarp();
   }
@@ -132,39 +153,11 @@ __device__ void compute(Shared<Tiles, T>& shared, const Maps& maps, const Proble
     multiply_transposed<T, D, Bc, Br>(C, keys, queries);
     wgmma_commit();
   };
-  // P_ij = exp(scale S_ij - LSE_i)
-  const auto exponentials = [&](float(&P)[Br / 2], const float(&S)[Br / 2], int slot) {
-    const auto LSE2 = reinterpret_cast<const float2*>(shared.LSE2[slot]) + lane % 4;
-#pragma unroll
-    for (int i = 0; i < Br / 2; i += 2) {
-      const float2 L = LSE2[i / 4 * 4];
-      P[i] = ex2(fmaf(S[i], c, -L.x));
-      P[i + 1] = ex2(fmaf(S[i + 1], c, -L.y));
-    }
-  };
   // dV_j += sum_i P_ij dO_i,  dK_j += sum_i dS_ij Q_i
   const auto issue_sum = [&](float(&sum)[D / 2], const std::uint32_t(&A)[Br / 16][4], const T* X) {
     wgmma_fence();
     multiply_add<T, Br>(sum, A, X);
     wgmma_commit();
-  };
-  // dS_ij = P_ij (dP_ij - D_i), in place of dP; into shared memory as rows of queries, for dQ
-  const auto make_dS = [&](std::uint32_t(&rounded)[Br / 16][4], float(&dP)[Br / 2],
-                           const float(&P)[Br / 2], int slot, T* dS) {
-    const auto D_i = reinterpret_cast<const float2*>(shared.D_i[slot]) + lane % 4;
-#pragma unroll
-    for (int i = 0; i < Br / 2; i += 2) {
-      const float2 minus = D_i[i / 4 * 4];
-      dP[i] = P[i] * (dP[i] - minus.x);
-      dP[i + 1] = P[i + 1] * (dP[i + 1] - minus.y);
-    }
-    round_to<T>(rounded, dP);
-    const RowChunk to = ldmatrix_by_columns(lane);
-#pragma unroll
-    for (int x = 0; x < Br / 16; ++x)
-      stmatrix_transposed(
-          dS + group * Br * 64 + swizzled_chunk(16 * x + to.row, 2 * warp + to.chunk), rounded[x]);
-    fence_async();  // and LSE2 and D_i have been read: the copy engine may write there
   };
   // dQ_i = sum_j dS_ij K_j of all keys of the block, 64 x 64: half of the rows or of the columns
   const auto issue_dQ = [&](float(&dQ)[32], int buffer) {
@@ -175,12 +168,19 @@ __device__ void compute(Shared<Tiles, T>& shared, const Maps& maps, const Proble
                         shared.K + (D == 64 ? 0 : half));
     wgmma_commit();
   };
-  // dQ, whose tile begins at this row, into global memory
-  const auto add_up = [&](const float(&dQ)[32], std::int64_t first_row) {
+  // dQ, whose tile begins at this row, into global memory; in order, the first one stores
+  const auto add_up = [&](const float(&dQ)[32], std::int64_t first_row, bool is_first) {
     if constexpr (Tiles::adds_dQ) {
       float* sum = passed.dQ + first_row * D + group * square + thread * 4;
+      if (Tiles::in_order) sync(dQ_free + group, with_pusher);
 #pragma unroll
-      for (int i = 0; i < 32; i += 4) add(sum + i / 4 * 512, dQ + i);
+      for (int i = 0; i < 32; i += 4)
+        if (Tiles::in_order && is_first)
+          *reinterpret_cast<float4*>(sum + i / 4 * 512) =
+              make_float4(dQ[i], dQ[i + 1], dQ[i + 2], dQ[i + 3]);
+        else
+          add(sum + i / 4 * 512, dQ + i);
+      if (Tiles::in_order) arrive(dQ_full + group, with_pusher);
       return;
     }
     sync(dQ_free + group, with_pusher);
@@ -192,9 +192,10 @@ __device__ void compute(Shared<Tiles, T>& shared, const Maps& maps, const Proble
     arrive(dQ_full + group, with_pusher);
   };
 
-  wait(&shared.KV_full, 0);
+  if (at.steps > 0) wait(&shared.Q_full[0], 0);
   // Keys past the length may hold anything, and 0 times NaN is NaN.
-  if (const int here = int(mask.length) - j; mask.length < p.Nk && here < 64) {
+  if (const int here = int(mask.length) - j; at.steps > 0 && here < 64 && mask.length < p.Nk) {
+    wait(&shared.dO_full[0], 0);
     for (int e = max(here, 0) * 8 + thread; e < 64 * 8; e += 128)
       for (int x = 0; x < D; x += 64) {
         *reinterpret_cast<uint4*>(K + x * Bc + e * 8) = make_uint4(0, 0, 0, 0);
@@ -204,10 +205,10 @@ __device__ void compute(Shared<Tiles, T>& shared, const Maps& maps, const Proble
     sync(alone + group, 128);
   }
   float S[Br / 2];
-  if (at.steps > 0) wait(&shared.Q_full[0], 0);
   issue_pairs(S, K, shared.Q[0]);
   int buffer = 0, before = 2;
   std::int64_t row_before = 0;  // where the rows of the step before begin
+  bool first_before = false;    // did nobody add to them before?
 #pragma unroll 1
   for (int n = 0; n < at.steps; ++n, at.next()) {
     static_assert(Tiles::stages == 2);  // the other buffer is now ^ 1
@@ -223,14 +224,17 @@ __device__ void compute(Shared<Tiles, T>& shared, const Maps& maps, const Proble
     }
     wait(&shared.dO_full[now], q.phase);
     issue_pairs(dP, V, shared.dO[now]);
-    exponentials(P, S, now);
+    exponentials(P, S, c, shared.LSE2[now], lane);
     round_to<T>(rounded_P, P);
     if (!Tiles::late_dV) issue_sum(dV, rounded_P, shared.dO[now]);
     // dS, with d = 128 while dV is under way. Its buffer is free: the other group is done with the
     // step before the last, since it has written dS of the last one.
     if (n > 0) sync(ready(group ^ 1, n - 1), both);
     wgmma_wait<Tiles::late_dV ? 0 : 1>(dP);
-    make_dS(rounded_dS, dP, P, now, shared.dS[buffer]);
+    to_dS(dP, P, shared.D_i[now], lane);
+    round_to<T>(rounded_dS, dP);
+    put_dS(shared.dS[buffer] + group * Br * 64, rounded_dS, warp, lane);
+    fence_async();  // and LSE2 and D_i have been read: the copy engine may write there
     arrive(ready(group, n), both);
     if (Tiles::late_dV) issue_sum(dV, rounded_P, shared.dO[now]);
 
@@ -242,8 +246,9 @@ __device__ void compute(Shared<Tiles, T>& shared, const Maps& maps, const Proble
     wgmma_wait<1>(dQ);  // and dV
     if (masked) __syncwarp();
     if (leader) arrive(&shared.dO_free[now]);
-    if (n > 0) add_up(dQ, row_before);
+    if (n > 0) add_up(dQ, row_before, first_before);
     row_before = at.row(p, passed);
+    first_before = at.template turn<Bc>(mask) == 0;
 
     // S of the next step; after the last one of what lies there, and nobody looks at it.
     q.next();
@@ -256,7 +261,7 @@ __device__ void compute(Shared<Tiles, T>& shared, const Maps& maps, const Proble
     sync(ready(group ^ 1, at.steps - 1), both);
     issue_dQ(dQ, before);
     wgmma_wait<0>(dQ);
-    add_up(dQ, row_before);
+    add_up(dQ, row_before, first_before);
   }
   settle(dK);
   settle(dV);
@@ -274,7 +279,6 @@ __global__ void __launch_bounds__(Tiles::threads, 1)
                   const __grid_constant__ Passed passed, float scale, int section) {
   auto& shared = FA_DYNAMIC_SHARED(Shared<Tiles, T>);
   if (threadIdx.x == 0) {
-    init(&shared.KV_full, 1);
     constexpr int readers = masked ? 4 * Tiles::groups : Tiles::groups;  // warps, or groups
     init(shared.Q_full, shared.Q_free, readers);
     init(shared.dO_full, shared.dO_free, readers);
@@ -282,11 +286,11 @@ __global__ void __launch_bounds__(Tiles::threads, 1)
   }
   __syncthreads();
   constexpr bool skip_unseen = true;  // such keys may hold NaN
-  const Place<Tiles::Br> at(p, InSections<Tiles::Bc>(p, section), skip_unseen);
+  const Place<Tiles::Br> at(p, InSections<Tiles::Bc>(p, section, Tiles::in_order), skip_unseen);
   if (uniform(threadIdx.x / 128) == 0) {
     give_registers<24>();
     const int warp = uniform(threadIdx.x / 32);
-    if (warp < Tiles::groups && !Tiles::adds_dQ)
+    if (warp < Tiles::groups && (Tiles::in_order || !Tiles::adds_dQ))
       push(shared, p, passed, at, warp);
     else if (warp == Tiles::groups && elected())
       load(shared, maps, p, passed, at);
@@ -318,9 +322,12 @@ template <class T>
 void launch_backward_hopper(const Problem& p, const Backward<T>& t, float scale,
                             const Passed& passed, cudaStream_t stream) {
   const bool masked = p.causal != Causal::none || p.key_lengths || p.Nk % 128 != 0;
-  const auto run = [&](auto launch) { launch(p, t, scale, passed, stream); };
-  if (p.d <= 64) return run(masked ? launch<true, Sizes<64>, T> : launch<false, Sizes<64>, T>);
-  run(masked ? launch<true, Sizes<128>, T> : launch<false, Sizes<128>, T>);
+  const auto run = [&](auto sizes) {
+    using Tiles = decltype(sizes);
+    (masked ? launch<true, Tiles, T> : launch<false, Tiles, T>)(p, t, scale, passed, stream);
+  };
+  if (p.d <= 64) return passed.turn ? run(Sizes<64, true>()) : run(Sizes<64, false>());
+  passed.turn ? run(Sizes<128, true>()) : run(Sizes<128, false>());
 }
 template void launch_backward_hopper(const Problem&, const Backward<__half>&, float, const Passed&,
                                      cudaStream_t);

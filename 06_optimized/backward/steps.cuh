@@ -1,4 +1,4 @@
-// What rungs 4 to 9 and hopper have in common: which keys a block of threads has, its steps over
+// What rungs 4 to 10 and hopper have in common: which keys a block of threads has, its steps over
 // the queries that see them, how the tiles of a step come, what hides P, and how dK and dV leave.
 //
 // A block keeps Bc keys; each step brings Br queries. A warpgroup holds S, P, dP and dS transposed,
@@ -33,14 +33,14 @@ struct HeadByHead {
   __device__ int first_key() const { return int(blockIdx.x) % tiles * Bc; }
 };
 
-// Rungs 6 to 9 and hopper: in sections of heads. With a causal mask the first keys are seen by the
-// most queries, so the shortest blocks come last.
+// Rungs 6 to 10 and hopper: in sections of heads. With a causal mask the first keys are seen by the
+// most queries, so the shortest blocks come last. Or first, where blocks take turns.
 template <int Bc>
 struct InSections {
   Order<int> order;
 
-  __device__ InSections(const Problem& p, int section)
-      : order{int((p.Nk + Bc - 1) / Bc), int(p.B * p.Hkv), section, false} {}
+  __device__ InSections(const Problem& p, int section, bool last_first = false)
+      : order{int((p.Nk + Bc - 1) / Bc), int(p.B * p.Hkv), section, last_first} {}
   __device__ int head() const {
     int head, tile;
     order.place(blockIdx.x, head, tile);
@@ -71,7 +71,8 @@ struct Place {
   int h, i0, steps;  // where the walk is; how many steps it has
 
   // Of keys that nobody sees the first row is Nq, and `first` may lie below it: a step of which all
-  // is hidden. Only hopper, whose keys may hold NaN, must skip it.
+  // is hidden. Hopper, whose keys may hold NaN, and who takes
+  // turns must skip it.
   template <class Keys>
   __device__ Place(const Problem& p, const Keys& keys, bool skip_unseen = false) {
     const int head = keys.head(), group = int(p.Hq / p.Hkv);
@@ -89,6 +90,12 @@ struct Place {
     if (i0 < Nq) return;
     i0 = first;
     ++h;
+  }
+  // Blocks add to dQ in turns, those with the last keys first. The number of this one: how many add
+  // to this step's rows before it.
+  template <int Bc>
+  __device__ int turn(const Mask& mask) const {
+    return int(mask.visible_keys(min(i0 + Br, Nq) - 1) - 1) / Bc - j0 / Bc;
   }
   // The row of LSE2, D and dQ where this step's rows begin.
   __device__ std::int64_t row(const Problem& p, const Passed& passed) const {
@@ -111,11 +118,12 @@ Maps maps_of(const Problem& p, const Backward<T>& t) {
 }
 
 // A step's tile of X, which is Q or dO, Br rows and D columns, and its statistic, LSE2 or D: one
-// barrier counts both, so who has waited for the one may read the other.
+// barrier counts both, so who has waited for the one may read the other; and `more` bytes that come
+// by another copy.
 template <class T, int size, int Br>
 __device__ void bring(T (&X)[size], const CUtensorMap& map, float (&statistic)[Br],
-                      const float* from, Barrier* full, const Place<Br>& at) {
-  arrive_expecting(full, int(sizeof X + sizeof statistic));
+                      const float* from, Barrier* full, const Place<Br>& at, int more = 0) {
+  arrive_expecting(full, int(sizeof X + sizeof statistic) + more);
 #pragma unroll
   for (int x = 0; x < size / Br; x += 64) tma_load(X + x * Br, map, full, x, at.i0, at.h, at.b);
   bulk_load(statistic, from, int(sizeof statistic), full);
@@ -131,6 +139,42 @@ __device__ void hide(float (&P)[n], const int (&hidden)[2], float value = 0) {
 #pragma unroll
   for (int i = 0; i < n; ++i)
     if (8 * (i / 4) + i % 2 < hidden[i / 2 % 2]) P[i] = value;
+}
+
+// ---- a step's numbers ----
+
+// P_ij = exp(scale S_ij - LSE_i) = 2^(c S_ij - LSE2_i)
+template <int n, int Br>
+__device__ void exponentials(float (&P)[n], const float (&S)[n], float c, const float (&LSE2)[Br],
+                             int lane) {
+  const auto of_lane = reinterpret_cast<const float2*>(LSE2) + lane % 4;
+#pragma unroll
+  for (int i = 0; i < n; i += 2) {
+    const float2 L = of_lane[i / 4 * 4];
+    P[i] = ex2(fmaf(S[i], c, -L.x));
+    P[i + 1] = ex2(fmaf(S[i + 1], c, -L.y));
+  }
+}
+
+// dS_ij = P_ij (dP_ij - D_i), in place of dP
+template <int n, int Br>
+__device__ void to_dS(float (&dP)[n], const float (&P)[n], const float (&D_i)[Br], int lane) {
+  const auto of_lane = reinterpret_cast<const float2*>(D_i) + lane % 4;
+#pragma unroll
+  for (int i = 0; i < n; i += 2) {
+    const float2 minus = of_lane[i / 4 * 4];
+    dP[i] = P[i] * (dP[i] - minus.x);
+    dP[i + 1] = P[i + 1] * (dP[i + 1] - minus.y);
+  }
+}
+
+// dS of a group's 64 keys into shared memory, as rows of queries, for dQ
+template <class T, int n>
+__device__ void put_dS(T* to, const std::uint32_t (&rounded)[n][4], int warp, int lane) {
+  const RowChunk row = ldmatrix_by_columns(lane);
+#pragma unroll
+  for (int x = 0; x < n; ++x)
+    stmatrix_transposed(to + swizzled_chunk(16 * x + row.row, 2 * warp + row.chunk), rounded[x]);
 }
 
 // ---- the end ----

@@ -114,32 +114,32 @@ std::string unavailable(BackwardKernel kernel) {
   return optimized::unsupported(p, Backward<__nv_bfloat16>{}, kernel);
 }
 bool on_hopper() { return unavailable(BackwardKernel::hopper).empty(); }
-BackwardKernel best_here(const Problem& p, bool deterministic = false) {
+BackwardKernel best_here(const Problem& p) {
   if (!on_hopper() || p.d % 8 != 0) return BackwardKernel::swizzle;
-  return deterministic || p.d > 128 ? BackwardKernel::two_kernels : BackwardKernel::hopper;
+  return p.d > 128 ? BackwardKernel::two_kernels : BackwardKernel::hopper;
 }
 
 // Long sequences want a forward too: only kernels of the whole contract get one.
 template <class T>
-Functions<T> on_gpu(const BackwardRung& r) {
+Functions<T> on_gpu(const BackwardRung& r, bool deterministic) {
   Functions<T> f;
-  f.backward = on_gpu_backward<T>([kernel = r.kernel](const Problem& p, const Backward<T>& t) {
-    run(p, t, BackwardOptions{kernel});
-  });
+  const BackwardOptions options{r.kernel, deterministic};
+  f.backward =
+      on_gpu_backward<T>([options](const Problem& p, const Backward<T>& t) { run(p, t, options); });
   if (r.whole_contract) f.forward = on_gpu_forward<T>(run_forward<T>);
   return f;
 }
 
-StageUnderTest stage(const BackwardRung& r) {
+StageUnderTest stage(const BackwardRung& r, bool deterministic) {
   StageUnderTest s;
-  s.name = std::string("backward_") + r.name;
+  s.name = std::string("backward_") + r.name + (deterministic ? "_in_turns" : "");
   s.promises.causal = true;
   s.promises.large_scores = true;
   s.promises.rejects_lengths = false;
   s.promises.nan_tile = s.promises.nan_keys = 128;  // the largest tiles
   s.promises.host_memory = false;
   s.promises.tests_forward = false;
-  s.promises.deterministic_backward = r.deterministic;
+  s.promises.deterministic_backward = deterministic || r.deterministic;
   s.effort = effort(gpu_effort());
   if (r.whole_contract) {
     s.promises.max_d = optimized::max_d;
@@ -151,14 +151,17 @@ StageUnderTest stage(const BackwardRung& r) {
     s.promises.head_dims = r.d64 ? std::vector<Int>{64, 128} : std::vector<Int>{128};
     s.promises.unaligned = false;
   }
-  s.bf16 = on_gpu<bf16>(r);
-  if (r.fp16) s.f16 = on_gpu<half>(r);
+  s.bf16 = on_gpu<bf16>(r, deterministic);
+  if (r.fp16) s.f16 = on_gpu<half>(r, deterministic);
   s.unavailable = [kernel = r.kernel] { return unavailable(kernel); };
   return s;
 }
 
 const bool registered = [] {
-  for (const BackwardRung& r : rungs()) register_conformance(stage(r));
+  for (const BackwardRung& r : rungs()) {
+    register_conformance(stage(r, false));
+    if (r.kernel == BackwardKernel::hopper) register_conformance(stage(r, true));
+  }
   return true;
 }();
 
@@ -171,12 +174,9 @@ TEST(BackwardCapability, OfTheBestKernel) {
   for (Int d : {64, 128, 200}) {
     p.d = d;
     for (int here : {80, 86, 100})
-      for (bool deterministic : {false, true})
-        EXPECT_EQ(optimized::chosen(p, BackwardKernel::best, deterministic, here),
-                  BackwardKernel::swizzle);
-    EXPECT_EQ(optimized::chosen(p, BackwardKernel::best, false, 90),
+      EXPECT_EQ(optimized::chosen(p, BackwardKernel::best, here), BackwardKernel::swizzle);
+    EXPECT_EQ(optimized::chosen(p, BackwardKernel::best, 90),
               d <= 128 ? BackwardKernel::hopper : BackwardKernel::two_kernels);
-    EXPECT_EQ(optimized::chosen(p, BackwardKernel::best, true, 90), BackwardKernel::two_kernels);
   }
 }
 
@@ -185,14 +185,13 @@ TEST(BackwardCapability, OfAKernelThatIsNamed) {
   Problem p;
   for (Int d : {64, 128, 200})
     for (int here : {80, 86, 90, 100})
-      for (bool deterministic : {false, true})
-        for (const BackwardRung& r : rungs()) {
-          p.d = d;
-          const bool wide = r.kernel == BackwardKernel::hopper && d > 128;
-          EXPECT_EQ(optimized::chosen(p, r.kernel, deterministic, here),
-                    wide ? BackwardKernel::two_kernels : r.kernel)
-              << r.name << ", d = " << d;
-        }
+      for (const BackwardRung& r : rungs()) {
+        p.d = d;
+        const bool wide = r.kernel == BackwardKernel::hopper && d > 128;
+        EXPECT_EQ(optimized::chosen(p, r.kernel, here),
+                  wide ? BackwardKernel::two_kernels : r.kernel)
+            << r.name << ", d = " << d;
+      }
 }
 
 TEST(BackwardCapability, ThatARungWants) {
@@ -208,7 +207,7 @@ TEST_F(GpuBackward, SaysWhichKernelItChose) {
   for (Int d : {8, 64, 128, 200}) {
     BackwardCase<bf16> c(spec(65, 130, d, Causal::top_left));
     for (bool deterministic : {false, true}) {
-      EXPECT_EQ(run(c, {BackwardKernel::best, deterministic}), best_here(c.p, deterministic));
+      EXPECT_EQ(run(c, {BackwardKernel::best, deterministic}), best_here(c.p));
       EXPECT_EQ(c.verdict(), "") << "d = " << d;
     }
     EXPECT_EQ(run(c, BackwardKernel::swizzle), BackwardKernel::swizzle);
@@ -229,7 +228,6 @@ TEST_F(GpuBackward, TakesSwizzleWhereTheTensorsAreNotForHopper) {
          {BackwardKernel::best, BackwardKernel::two_kernels, BackwardKernel::hopper}) {
       if (kernel != BackwardKernel::best && !on_hopper()) continue;
       for (bool deterministic : {false, true}) {
-        if (kernel == BackwardKernel::hopper && deterministic) continue;  // a contradiction
         EXPECT_EQ(run(c, {kernel, deterministic}), BackwardKernel::swizzle) << s.name();
         EXPECT_EQ(c.verdict(), "") << s.name();
       }
@@ -248,9 +246,9 @@ TEST_F(GpuBackward, LooksAtEveryTensorBeforeItChooses) {
     Buffer<bf16>& x = *all[moved];
     x.move_to({Layout::Order::BHND, 0, 3});
     for (bool deterministic : {false, true}) {
-      const bool any = &x == &c.O || (&x == &c.dQ && !deterministic);
+      const bool any = &x == &c.O || &x == &c.dQ;
       EXPECT_EQ(run(c, {BackwardKernel::best, deterministic}),
-                any ? best_here(c.p, deterministic) : BackwardKernel::swizzle)
+                any ? best_here(c.p) : BackwardKernel::swizzle)
           << "tensor " << moved;
       EXPECT_EQ(c.verdict(), "") << "tensor " << moved;
     }
@@ -270,9 +268,8 @@ TEST_F(GpuBackward, EveryRungHasANameOfItsOwn) {
 // What `deterministic` may choose promises the same bits.
 TEST_F(GpuBackward, TheSameBitsAreWhatTheirRungsPromise) {
   for (const BackwardRung& r : rungs()) {
-    const bool chosen =
-        r.kernel == BackwardKernel::swizzle || r.kernel == BackwardKernel::two_kernels;
-    EXPECT_TRUE(r.deterministic || !chosen) << r.name;
+    const bool chosen = is_final(r.kernel) && r.kernel != BackwardKernel::hopper;
+    EXPECT_TRUE(r.deterministic || !chosen) << r.name;  // hopper: backward_hopper_in_turns.*
   }
 }
 
@@ -376,7 +373,7 @@ void training_step(const Spec& s, bool deterministic) {
   const Backward<T> t = on_device(copy, call.t);
   const View<T> O{const_cast<T*>(t.O.data), t.O.batch, t.O.head, t.O.row};
   run_forward<T>(c.p, {t.Q, t.K, t.V, O, const_cast<float*>(t.LSE)});
-  EXPECT_EQ(run(c.p, t, {BackwardKernel::best, deterministic}), best_here(c.p, deterministic));
+  EXPECT_EQ(run(c.p, t, {BackwardKernel::best, deterministic}), best_here(c.p));
   copy.copy_back();
   keep(c.O);
   keep(c.LSE);
@@ -528,6 +525,9 @@ TEST_F(GpuBackward, ScratchIsAskedFor) {
   if (on_hopper()) {
     const std::size_t bytes = optimized::backward_scratch_bytes(s.p, {BackwardKernel::hopper});
     EXPECT_GE(bytes, 8 * rows + 4 * 64 * rows);
+    // A turn for each 64 x 64 numbers
+    EXPECT_EQ(optimized::backward_scratch_bytes(s.p, {BackwardKernel::hopper, true}),
+              bytes + 4 * rows / 64);
   }
   // `best` may turn out to be swizzle.
   for (bool deterministic : {false, true})
@@ -566,11 +566,11 @@ TEST_F(GpuBackward, WantsWhatTheForwardReturned) {
 
 TEST_F(GpuBackward, RefusesAKernelThatAddsWhereTheSameBitsAreWanted) {
   if (!on_hopper()) return;
-  BackwardCase<bf16> c(spec(4, 4, 64));
+  BackwardCase<bf16> c(spec(4, 4, 128));
   expect_words(refusal([&] {
-                 run(c, {BackwardKernel::hopper, true});
+                 run(c, {BackwardKernel::masks, true});
                }),
-               {"hopper", "order that varies", "deterministic"});
+               {"masks", "order that varies", "deterministic"});
 }
 
 }  // namespace

@@ -8,6 +8,7 @@
 #include <limits>
 #include <vector>
 
+#include "06_optimized/ptx/add.cuh"
 #include "06_optimized/ptx/barrier.cuh"
 #include "06_optimized/ptx/fragments.hpp"
 #include "06_optimized/ptx/mma.cuh"
@@ -536,6 +537,56 @@ TEST_F(Hopper, WarpgroupsTakeTurns) {
     FA_LAUNCH(turns_kernel, 1, 128 * groups, 0, nullptr, log, 100);
     EXPECT_TRUE(same(log.back(), want, groups)) << groups << " warpgroups";
   }
+}
+
+// ---- in turns ----
+
+struct SixtyFour {
+  alignas(16) float x[64];
+};
+// Numbers whose sum depends on the order: 1 is lost beside 10^8, and not beside 10^8 - 10^8.
+__host__ __device__ float term(int block, int e) {
+  return block % 3 == 0 ? 1e8f : block % 3 == 1 ? -1e8f : 1.0f + float(e);
+}
+__global__ void blocks_in_turns_kernel(float* by_engine, float* by_thread, int* turns) {
+  auto& x = FA_DYNAMIC_SHARED(SixtyFour).x;
+  const int block = int(blockIdx.x), e = int(threadIdx.x) * 4;
+  for (int i = int(threadIdx.x); i < 64; i += 16) x[i] = term(block, i);
+  fence_async();
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    wait_turn(turns, block);
+    if (block == 0)
+      bulk_store(by_engine, x, int(sizeof x));
+    else
+      bulk_add(by_engine, x, int(sizeof x));
+    tma_commit();
+    tma_wait();
+    pass_turn(turns);
+    wait_turn(turns + 1, block);
+  }
+  __syncthreads();
+  if (block == 0)
+    *reinterpret_cast<float4*>(by_thread + e) = make_float4(x[e], x[e + 1], x[e + 2], x[e + 3]);
+  else
+    add(by_thread + e, x + e);
+  __syncthreads();
+  if (threadIdx.x == 0) pass_turn(turns + 1);
+}
+TEST_F(Hopper, BlocksThatAddInTurnsAddInTheirOrder) {
+  constexpr int blocks = 1000;
+  const OnDevice<float> by_engine(64), by_thread(64);
+  const OnDevice<int> turns(std::vector<int>{0, 0});
+  FA_LAUNCH(blocks_in_turns_kernel, blocks, 16, sizeof(SixtyFour), nullptr, by_engine, by_thread,
+            turns);
+  const auto engine = by_engine.back(), thread = by_thread.back();
+  for (int e = 0; e < 64; ++e) {
+    float sum = term(0, e);
+    for (int b = 1; b < blocks; ++b) sum += term(b, e);
+    EXPECT_EQ(engine[e], sum) << e;
+    EXPECT_EQ(thread[e], sum) << e;
+  }
+  EXPECT_EQ(turns.back(), (std::vector<int>{blocks, blocks}));
 }
 
 // ---- copies of single threads, exponentials, rounding ----

@@ -10,6 +10,7 @@
 #include <string>
 #include <utility>
 
+#include "06_optimized/ptx/add.cuh"
 #include "06_optimized/ptx/barrier.cuh"
 #include "06_optimized/ptx/mma.cuh"
 #include "06_optimized/ptx/tma.cuh"
@@ -374,6 +375,47 @@ __global__ void does_not_commit_a_store() {
 }
 RULE(ABlockDoesNotEndUnderAStore, does_not_commit_a_store, 32, late,
      ": thread 0 has ended while the store asked for at {1} may still read shared memory")
+
+// ---- in turns ----
+
+__device__ int* a_turn() { return reinterpret_cast<int*>(sums_memory.data() + 64); }  // 0
+
+template <bool breaks>
+__global__ void passes_on_what_may_not_be_added() {
+  auto& s = begin();
+  if (threadIdx.x == 0) {
+    wait_turn(a_turn(), 0);
+    FIRST(bulk_add(sums_memory.data(), s.sums, 256));
+    tma_commit();
+    tma_wait_read();
+    if (!breaks) tma_wait();
+    SECOND(pass_turn(a_turn()));
+  }
+}
+RULE(ATurnIsPassedOnWhenTheSumHasArrived, passes_on_what_may_not_be_added, 32, always,
+     ": the turn is passed on at {2} while what was asked for at {1} may not have been added yet")
+
+template <bool breaks>
+__global__ void passes_on_what_it_has_not_got() {
+  begin();
+  if (threadIdx.x == 0) {
+    if (!breaks) wait_turn(a_turn(), 0);
+    FIRST(pass_turn(a_turn()));
+  }
+}
+RULE(ATurnIsPassedOnByWhoHasIt, passes_on_what_it_has_not_got, 32, always,
+     ": the turn is passed on at {1}, and no thread of this warp has waited for it")
+
+template <bool breaks>
+__global__ void waits_for_one_who_never_comes() {
+  begin();
+  if (threadIdx.x == 0) {
+    FIRST(wait_turn(a_turn(), breaks ? 1 : 0));
+    pass_turn(a_turn());
+  }
+}
+RULE(ATurnThatNeverComesIsTold, waits_for_one_who_never_comes, 32, always,
+     " hangs: threads 0 wait for its turn to add, when 1 have added; so far 0 have at {1}")
 
 // ---- products of a warpgroup ----
 

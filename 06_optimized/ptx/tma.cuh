@@ -115,6 +115,8 @@ __device__ inline void tma_commit() { asm volatile("cp.async.bulk.commit_group;"
 __device__ inline void tma_wait_read() {
   asm volatile("cp.async.bulk.wait_group.read 0;" : : : "memory");
 }
+// Until all groups of this thread are done: what they write is there.
+__device__ inline void tma_wait() { asm volatile("cp.async.bulk.wait_group 0;" : : : "memory"); }
 // Between ordinary stores to shared memory and a copy engine or tensor core that reads them, and
 // between ordinary reads and the copy engine's next write there: by each thread that stored or
 // read, before the barrier that tells the others.
@@ -149,7 +151,14 @@ __device__ inline void bulk_load(void* to, const void* from, int bytes, Barrier*
       : "r"(shared_address(to)), "l"(from), "r"(bytes), "r"(shared_address(full))
       : "memory");
 }
-// to[i] += from[i], added where the L2 cache is; belongs to a group as a store does.
+// to[i] = from[i]; belongs to a group as a store of a tile does.
+__device__ inline void bulk_store(float* to, const float* from, int bytes) {
+  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;"
+               :
+               : "l"(to), "r"(shared_address(from)), "r"(bytes)
+               : "memory");
+}
+// to[i] += from[i], added where the L2 cache is; belongs to a group likewise.
 __device__ inline void bulk_add(float* to, const float* from, int bytes) {
   asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;"
                :

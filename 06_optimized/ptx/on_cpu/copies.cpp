@@ -1,9 +1,13 @@
 // What the instructions of ptx/tma.cuh do.
 #include "06_optimized/ptx/on_cpu/copies.hpp"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <cstring>
+#include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -111,10 +115,12 @@ struct LoadOfPiece : Load {
 struct Progress {
   bool committed = false, has_read = false;
   Deed deed;
+  Place at = nullptr;
 };
 struct Stores {
   std::vector<std::shared_ptr<Progress>> all;
   bool waiting = false;
+  Place has_only_read = nullptr;  // of one whose writes nobody has waited for
 };
 using AllStores = std::map<unsigned, Stores>;  // by thread
 Stores& stores_of_thread() { return of_block<AllStores>()[thread()]; }
@@ -154,6 +160,10 @@ struct StoreOfBox : Store {
     });
   }
 };
+struct StoreOfPiece : Store {
+  float* to = nullptr;
+  void bring() const override { std::memcpy(to, async_memory() + from, bytes); }
+};
 struct AddOfPiece : Store {
   float* to = nullptr;
   void bring() const override {
@@ -176,6 +186,7 @@ void begin(std::unique_ptr<Store> store) {
   store->of_thread = &stores_of_thread();
   store->of_thread->all.push_back(store->progress);
   store->progress->deed = a_store();
+  store->progress->at = store->at;
   store->chunks = chunks_of(store->from, store->bytes);
   async_will_read(store->chunks, store->at, store->progress->deed);
   ask(std::move(store));
@@ -239,36 +250,87 @@ void tma_store(const CUtensorMap& map, const void* from, int x, int i, int h, in
   count_box(Op::store, *store, from);
   begin(std::move(store));
 }
-void bulk_add(float* to, const float* from, int bytes) {
-  auto store = std::make_unique<AddOfPiece>();
-  store->at = FA_HERE;
-  must_be_multiples_of_16(to, bytes, "the addition", store->at);
+namespace {
+template <class Piece>
+void begin_piece(float* to, const float* from, int bytes, const char* who, Touch touch, Op op,
+                 Place at) {
+  auto store = std::make_unique<Piece>();
+  store->at = at;
+  must_be_multiples_of_16(to, bytes, who, at);
   store->bytes = unsigned(bytes);
-  store->from = place_of(from, bytes, 16, "the addition", store->at);
+  store->from = place_of(from, bytes, 16, who, at);
   store->to = to;
-  touches_device(to, store->bytes, Touch::adds, store->at);
-  count(Op::reduce, from, store->bytes, store->at);
-  count(Op::reduce, to, store->bytes, store->at);
+  touches_device(to, store->bytes, touch, at);
+  count(op, from, store->bytes, at);
+  count(op, to, store->bytes, at);
   begin(std::move(store));
+}
+}  // namespace
+void bulk_store(float* to, const float* from, int bytes) {
+  begin_piece<StoreOfPiece>(to, from, bytes, "the store", Touch::writes, Op::store, FA_HERE);
+}
+void bulk_add(float* to, const float* from, int bytes) {
+  begin_piece<AddOfPiece>(to, from, bytes, "the addition", Touch::adds, Op::reduce, FA_HERE);
 }
 
 void tma_commit() {
   for (const auto& store : stores_of_thread().all) store->committed = true;
 }
-void tma_wait_read() {
-  Stores& mine = stores_of_thread();
+namespace {
+void wait_for_stores(Stores& mine, const char* what, Place at) {
   const auto under_way = [&] {
     return std::any_of(mine.all.begin(), mine.all.end(),
                        [](const auto& s) { return s->committed && !s->has_read; });
   };
   mine.waiting = true;
-  wait_until([&] { return !under_way(); }, [] { return "until its stores have read"; }, FA_HERE);
+  wait_until([&] { return !under_way(); }, [&] { return what; }, at);
   mine.waiting = false;
   for (const auto& s : mine.all)
-    if (s->has_read) take_end_of(s->deed);
+    if (s->has_read) {
+      take_end_of(s->deed);
+      mine.has_only_read = s->at;
+    }
   mine.all.erase(
       std::remove_if(mine.all.begin(), mine.all.end(), [](const auto& s) { return s->has_read; }),
       mine.all.end());
+}
+}  // namespace
+void tma_wait_read() { wait_for_stores(stores_of_thread(), "until its stores have read", FA_HERE); }
+void tma_wait() {
+  Stores& mine = stores_of_thread();
+  wait_for_stores(mine, "until its stores are done", FA_HERE);
+  mine.has_only_read = nullptr;
+}
+
+// Blocks run one after the other here, in their order: what a turn waits for has happened, or never
+// will. With several cores it may come yet.
+using Turns = std::set<std::pair<const int*, unsigned>>;  // that a warp has waited for
+void wait_turn(const int* turn, int n) {
+  const auto now = [&] { return __atomic_load_n(turn, __ATOMIC_ACQUIRE); };
+  touches_device(turn, sizeof *turn, Touch::reads, FA_HERE);
+  for (int patience = 100'000; cores() > 1 && now() != n && patience > 0; --patience) usleep(100);
+  wait_until([&] { return now() == n; },
+             [&] {
+               return "for its turn to add, when " + std::to_string(n) + " have added; so far " +
+                      std::to_string(now()) + " have";
+             },
+             FA_HERE);
+  of_block<Turns>().insert({turn, thread() / 32});
+}
+void pass_turn(int* turn) {
+  const Place at = FA_HERE;
+  const Stores& mine = stores_of_thread();
+  const Place open = mine.all.empty() ? mine.has_only_read : mine.all.front()->at;
+  if (open)
+    finding("the turn is passed on at " + text_of(at) + " while what was asked for at " +
+            text_of(open) +
+            " may not have been added yet: nobody has called tma_wait() (PTX, "
+            "cp.async.bulk.wait_group)");
+  if (of_block<Turns>().erase({turn, thread() / 32}) == 0)
+    finding("the turn is passed on at " + text_of(at) +
+            ", and no thread of this warp has waited for it: blocks add in any order");
+  touches_device(turn, sizeof *turn, Touch::adds, at);
+  __atomic_fetch_add(turn, 1, __ATOMIC_RELEASE);
 }
 // What the thread has stored reaches the copy engine and the tensor cores; what it has read they
 // may overwrite.

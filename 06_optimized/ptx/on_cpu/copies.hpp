@@ -19,8 +19,12 @@ void tma_load(void* to, const CUtensorMap& map, Barrier* full, int x, int i, int
 void tma_store(const CUtensorMap& map, const void* from, int x, int i, int h, int b);
 void tma_commit();
 void tma_wait_read();
+void tma_wait();
 void fence_async();
 void bulk_load(void* to, const void* from, int bytes, Barrier* full);
+void bulk_store(float* to, const float* from, int bytes);
 void bulk_add(float* to, const float* from, int bytes);
+void wait_turn(const int* turn, int n);  // these two are ptx/add.cuh's
+void pass_turn(int* turn);
 
 }  // namespace fa::optimized

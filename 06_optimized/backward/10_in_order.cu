@@ -1,0 +1,278 @@
+// Rung 10: the same bits in every run, with five products.
+//
+// The idea: a sum of floats depends on the order of its terms, and the copy engine of rung 9 adds up
+// dQ in the order in which blocks happen to come. The two kernels of rung 3 avoid that and pay with
+// seven products. Here blocks take turns instead. For each 64 x 64 numbers of dQ a counter says how
+// many blocks have added; a block waits until it is its turn, adds, and passes the turn on when the
+// sum has arrived.
+//   who goes first  the block with the last keys, then the one before it, and so on. With a causal
+//                   mask it begins at the diagonal, and every earlier one reaches the same rows one
+//                   step later: if all start at once nobody waits
+//   no deadlock     blocks start in the same order, so that all that a block waits for have started
+//   the first one   stores in place of adding: nobody has to write zeros before
+//
+// What should change: dQ, to the same bits in each run. The wait falls on the warps that push. It
+// costs where many blocks start together without a mask: each is a step behind the one before.
+//
+// Measured: (not yet)
+#include <cfloat>
+
+#include "06_optimized/backward.hpp"
+#include "06_optimized/backward/steps.cuh"
+#include "06_optimized/ptx/add.cuh"
+#include "06_optimized/ptx/mma.cuh"
+#include "06_optimized/ptx/tma.cuh"
+#include "06_optimized/ptx/wgmma.cuh"
+
+namespace fa::optimized {
+namespace {
+
+using T = __nv_bfloat16;
+
+constexpr int D = 128, groups = 2, Bc = 64 * groups, Br = 64, stages = 2;
+constexpr int threads = 128 * (groups + 1);  // a warpgroup that moves data, two that compute
+
+struct Shared {
+  alignas(1024) T K[Bc * D], V[Bc * D];
+  alignas(1024) T Q[stages][Br * D], dO[stages][Br * D];
+  alignas(1024) T dS[3][Br * Bc];
+  alignas(128) float dQ[groups][Br * D / groups];
+  alignas(128) float LSE2[stages][Br], D_i[stages][Br];
+  Barrier KV_full, Q_full[stages], Q_free[stages], dO_full[stages], dO_free[stages];
+};
+static_assert(sizeof(Shared) <= most_shared);
+
+// The numbered barriers: where the two groups meet, two for each group's buffer of dQ, and two for
+// each group's dS, of even steps and of odd ones.
+constexpr int meeting = 1, dQ_free = 2, dQ_full = 2 + groups, ready = 2 + 2 * groups;
+
+// ---- the warps that move data ----
+
+__device__ void load(Shared& shared, const Maps& maps, const Problem& p, const Passed& passed,
+                     Place<Br> at) {
+  const int hk = int(p.key_head(at.h));
+  arrive_expecting(&shared.KV_full, 2 * Bc * D * int(sizeof(T)));
+#pragma unroll
+  for (int x = 0; x < D; x += 64) {
+    tma_load(shared.K + x * Bc, maps.K, &shared.KV_full, x, at.j0, hk, at.b);
+    tma_load(shared.V + x * Bc, maps.V, &shared.KV_full, x, at.j0, hk, at.b);
+  }
+  Ring<stages> q;
+  for (int n = 0; n < at.steps; ++n, at.next(), q.next()) {
+    const std::int64_t row = at.row(p, passed);
+    wait(&shared.Q_free[q.at], q.phase ^ 1);
+    bring(shared.Q[q.at], maps.Q, shared.LSE2[q.at], passed.LSE2 + row, &shared.Q_full[q.at], at);
+    wait(&shared.dO_free[q.at], q.phase ^ 1);
+    bring(shared.dO[q.at], maps.dO, shared.D_i[q.at], passed.D + row, &shared.dO_full[q.at], at);
+  }
+}
+
+// One warp for each group's half of dQ: adds it up in global memory, when it is its turn.
+__device__ void push(Shared& shared, const Problem& p, const Passed& passed, Place<Br> at,
+                     int group) {
+  const Mask mask(p, at.b);
+  float* dQ = shared.dQ[group];
+#pragma unroll 1
+  for (int n = 0; n < at.steps; ++n, at.next()) {
+    arrive(dQ_free + group, 128 + 32);  // the first time at once: nothing is in it yet
+    sync(dQ_full + group, 128 + 32);
+    if (elected()) {
+      const std::int64_t block = at.row(p, passed) / 64 * (D / 64) + group;
+      const int n_before = at.turn<Bc>(mask);
+      wait_turn(passed.turn + block, n_before);
+      float* const sums = passed.dQ + block * Br * 64;
+      if (n_before == 0)
+        bulk_store(sums, dQ, int(sizeof shared.dQ[0]));
+      else
+        bulk_add(sums, dQ, int(sizeof shared.dQ[0]));
+      tma_commit();
+      tma_wait();
+      pass_turn(passed.turn + block);
+    }
+    __syncwarp();
+  }
+}
+
+// ---- the warpgroups that compute, 64 keys each ----
+// S, P, dP and dS are held transposed, a row for each key: steps.cuh.
+
+template <bool masked>
+__device__ void compute(Shared& shared, const Maps& maps, const Problem& p, float scale,
+                        Place<Br> at) {
+  const int group = uniform(threadIdx.x / 128) - 1, thread = threadIdx.x % 128;
+  const int warp = thread / 32, lane = thread % 32;
+  // Says that a buffer has been read: with a mask a lane of each warp, else a thread of the group.
+  const bool leader = masked ? lane == 0 : thread == 0;
+  // exp(scale x) = 2^(c x). With a factor of 0 a hidden score would be as good as any.
+  const float c = scale == 0 ? FLT_MIN : scale * 1.4426950408889634f;
+  const int hk = int(p.key_head(at.h));
+  T* K = shared.K + group * 64 * 64;  // the group's keys, of each box of 64 columns
+  T* V = shared.V + group * 64 * 64;
+
+  // The first query that sees the thread's key r, and the first that sees all keys of the group
+  const Mask mask(p, at.b);
+  const int j = at.j0 + 64 * group, row = 16 * warp + lane / 4;
+  const int seen[2] = {int(mask.first_row(j + row)), int(mask.first_row(j + row + 8))};
+  const int seen_all = int(mask.first_row(j + 63));
+
+  float dK[D / 2] = {}, dV[D / 2] = {}, S[Br / 2];
+  settle(dK);
+  settle(dV);
+  Ring<stages> q;
+
+  // S_ij = Q_i K_j^T
+  const auto issue_S = [&] {
+    forget(S);
+    wgmma_fence();
+    multiply_transposed<T, D, Bc, Br>(S, K, shared.Q[q.at]);
+    wgmma_commit();
+  };
+  // dQ_i += sum_j dS_ij K_j: of all keys of the block, half of the columns
+  const auto issue_dQ = [&](float(&dQ)[Br / 2], int buffer) {
+    wgmma_fence();
+    multiply<T, Bc, Br>(dQ, shared.dS[buffer], shared.K + group * Bc * 64);
+    wgmma_commit();
+  };
+  const auto hand_over = [&](const float(&dQ)[Br / 2]) {
+    sync(dQ_free + group, 128 + 32);
+#pragma unroll
+    for (int i = 0; i < Br / 2; i += 4)
+      reinterpret_cast<float4*>(shared.dQ[group])[i / 4 * 128 + thread] =
+          make_float4(dQ[i], dQ[i + 1], dQ[i + 2], dQ[i + 3]);
+    fence_async();
+    arrive(dQ_full + group, 128 + 32);
+  };
+  wait(&shared.KV_full, 0);
+  if (at.steps > 0) wait(&shared.Q_full[0], 0);
+  issue_S();
+  int buffer = 0, before = 2;  // of dS
+
+#pragma unroll 1
+  for (int n = 0; n < at.steps; ++n, at.next()) {
+    static_assert(stages == 2);  // the other buffer is now ^ 1
+    const int now = q.at;
+    wgmma_wait<0>(S);  // and dK of the step before
+    if (masked) __syncwarp();
+    if (leader && n > 0) arrive(&shared.Q_free[now ^ 1]);
+    if (masked && at.i0 < seen_all) {
+      const int first = at.i0 + 2 * (lane % 4), hidden[2] = {seen[0] - first, seen[1] - first};
+      hide(S, hidden, c < 0 ? INFINITY : -INFINITY);
+    }
+
+    // dP_ij = dO_i V_j^T
+    float dP[Br / 2];
+    wait(&shared.dO_full[now], q.phase);
+    wgmma_fence();
+    multiply_transposed<T, D, Bc, Br>(dP, V, shared.dO[now]);
+    wgmma_commit();
+
+    float P[Br / 2];
+    std::uint32_t rounded_P[Br / 16][4], rounded_dS[Br / 16][4];
+    exponentials(P, S, c, shared.LSE2[now], lane);
+
+    // dV_j += sum_i P_ij dO_i, which needs no dP: it runs under what follows
+    round_to<T>(rounded_P, P);
+    wgmma_fence();
+    multiply_add<T, Br>(dV, rounded_P, shared.dO[now]);
+    wgmma_commit();
+
+    // dS. The buffer is free: the other group has written dS of the last step, so it is done with the step before.
+    if (n > 0) sync(ready + 2 * (group ^ 1) + (n - 1) % 2, 256);
+    wgmma_wait<1>(dP);
+    to_dS(dP, P, shared.D_i[now], lane);
+    round_to<T>(rounded_dS, dP);
+    put_dS(shared.dS[buffer] + group * Br * 64, rounded_dS, warp, lane);
+    fence_async();  // and LSE2 and D_i have been read: the copy engine may write there
+    arrive(ready + 2 * group + n % 2, 256);
+
+    // dQ of the step before; in the first step of what happens to lie there, and nobody wants it.
+    float dQ[Br / 2];
+    issue_dQ(dQ, before);
+    before = buffer;
+    buffer = buffer == 2 ? 0 : buffer + 1;
+
+    // dK_j += sum_i dS_ij Q_i
+    wgmma_fence();
+    multiply_add<T, Br>(dK, rounded_dS, shared.Q[now]);
+    wgmma_commit();
+
+    // And dV. The hardware multiplies for four warps together, as libraries count on, too, and they
+    // have read D_i before: one thread may speak for them, without a meeting.
+    wgmma_wait<1>(dQ);
+    if (masked) __syncwarp();
+    if (leader) arrive(&shared.dO_free[now]);
+    if (n > 0) hand_over(dQ);
+
+    // S of the next step; after the last one of what happens to lie there, and nobody looks at it.
+    q.next();
+    if (n + 1 < at.steps) wait(&shared.Q_full[q.at], q.phase);
+    issue_S();
+  }
+  wgmma_wait<0>(dK);
+  wgmma_wait<0>(dV);
+
+  // dQ of the last step
+  if (at.steps > 0) {
+    float dQ[Br / 2];
+    sync(ready + 2 * (group ^ 1) + (at.steps - 1) % 2, 256);
+    issue_dQ(dQ, before);
+    wgmma_wait<0>(dQ);
+    hand_over(dQ);
+  }
+
+  // dK scaled, and both leave, through what were K and V.
+#pragma unroll
+  for (int i = 0; i < D / 2; ++i) dK[i] *= scale;
+  sync(meeting, 256);  // nobody reads K any more
+  store_sums<Bc>(maps, K, V, dK, dV, warp, lane, j, hk, at.b);
+}
+
+template <bool masked>
+__global__ void __launch_bounds__(threads, 1)
+    in_order_kernel(const __grid_constant__ Maps maps, const __grid_constant__ Problem p,
+                    const __grid_constant__ Passed passed, float scale, int section) {
+  auto& shared = FA_DYNAMIC_SHARED(Shared);
+  if (threadIdx.x == 0) {
+    init(&shared.KV_full, 1);
+    constexpr int readers = masked ? 4 * groups : groups;  // warps, or groups
+    init(shared.Q_full, shared.Q_free, readers);
+    init(shared.dO_full, shared.dO_free, readers);
+    fence_barriers();
+  }
+  __syncthreads();
+  constexpr bool last_first = true;   // its turn comes first
+  constexpr bool skip_unseen = true;  // has no turn
+  const Place<Br> at(p, InSections<Bc>(p, section, last_first), skip_unseen);
+  if (uniform(threadIdx.x / 128) == 0) {
+    give_registers<24>();
+    const int warp = uniform(threadIdx.x / 32);
+    if (warp < groups)
+      push(shared, p, passed, at, warp);
+    else if (warp == groups && elected())
+      load(shared, maps, p, passed, at);
+  } else {
+    take_registers<240>();
+    compute<masked>(shared, maps, p, scale, at);
+  }
+}
+
+}  // namespace
+
+template <class T>
+void launch_backward_in_order(const Problem& p, const Backward<T>& t, float scale,
+                              const Passed& passed, cudaStream_t stream) {
+  launch_before(p, t, passed, stream);
+  const Maps maps = maps_of<Br, Bc>(p, t);
+  const int section = heads_of_section(p, D, 40);  // MiB of L2
+  const bool masked = p.causal != Causal::none || p.Nk % Bc != 0;
+  const auto kernel = masked ? in_order_kernel<true> : in_order_kernel<false>;
+  allow_shared_memory(kernel, sizeof(Shared));
+  const std::int64_t blocks = p.B * p.Hkv * ((p.Nk + Bc - 1) / Bc);
+  FA_LAUNCH(kernel, dim3(unsigned(blocks)), dim3(threads), sizeof(Shared), stream, maps, p, passed,
+            scale, section);
+  launch_after(p, t, scale, passed, stream);
+}
+template void launch_backward_in_order(const Problem&, const Backward<__nv_bfloat16>&, float,
+                                       const Passed&, cudaStream_t);
+
+}  // namespace fa::optimized
