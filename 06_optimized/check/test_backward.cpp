@@ -308,6 +308,20 @@ TEST_F(GpuBackward, EveryRungOnRaggedTiles) {
     }
 }
 
+// Where blocks take turns the first one stores, and nobody has written zeros before. Of the first
+// 128 queries here no key is seen, so nobody comes to their tiles.
+TEST_F(GpuBackward, TilesThatNobodyAddsToAreZero) {
+  if (!on_hopper()) GTEST_SKIP() << unavailable(BackwardKernel::hopper);
+  for (Int d : {64, 128})
+    for (const BackwardOptions& options : {BackwardOptions{BackwardKernel::hopper, true},
+                                           BackwardOptions{BackwardKernel::in_order}}) {
+      if (d == 64 && options.kernel == BackwardKernel::in_order) continue;
+      BackwardCase<bf16> c(spec(200, 70, d, Causal::bottom_right));
+      EXPECT_EQ(run(c, options), options.kernel);
+      EXPECT_EQ(c.verdict(), "") << "d = " << d;
+    }
+}
+
 // ---- against others ----
 
 TEST_F(GpuBackward, AgreesWithTheStageBefore) {
