@@ -111,7 +111,7 @@ extern "C" const char* fa_peer_backward(const char* kernel, const fa_peer_call* 
       const BackwardKernel ran = optimized::backward(
           p, bench::backward_of<T>(*call),
           {wanted, false, static_cast<cudaStream_t>(call->stream), call->scratch});
-      expect(optimized::chosen(p, wanted, false, optimized::device_capability()), ran);
+      expect(optimized::chosen(p, wanted, optimized::device_capability()), ran);
     });
   });
 }
