@@ -46,7 +46,9 @@ __global__ void __launch_bounds__(threads)
   }
   if (passed.turn && x == 0 && row % 64 == 0)
     for (int n = 0; n < D / 64; ++n) passed.turn[row / 64 * (D / 64) + n] = 0;
-  const bool nobody_stores = !passed.turn || (i < p.Nq && visible_keys(p, head / p.Hq, i) == 0);
+  // Of a block of 64 rows; in which order its numbers lie does not matter here.
+  const std::int64_t last = (i | 63) < p.Nq ? i | 63 : p.Nq - 1;
+  const bool nobody_stores = !passed.turn || visible_keys(p, head / p.Hq, last) == 0;
   if (passed.dQ && nobody_stores) {
     auto* zero = reinterpret_cast<float4*>(passed.dQ + row * D + x);
     zero[0] = zero[1] = make_float4(0, 0, 0, 0);

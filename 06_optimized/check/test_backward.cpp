@@ -308,18 +308,25 @@ TEST_F(GpuBackward, EveryRungOnRaggedTiles) {
     }
 }
 
-// Where blocks take turns the first one stores, and nobody has written zeros before. Of the first
-// 128 queries here no key is seen, so nobody comes to their tiles.
+// Where blocks take turns the first one stores, and nobody has written zeros before. Nobody comes
+// to the tiles of queries that see no key: here the first 128, or the last tile, of 6, too.
 TEST_F(GpuBackward, TilesThatNobodyAddsToAreZero) {
   if (!on_hopper()) GTEST_SKIP() << unavailable(BackwardKernel::hopper);
-  for (Int d : {64, 128})
-    for (const BackwardOptions& options : {BackwardOptions{BackwardKernel::hopper, true},
-                                           BackwardOptions{BackwardKernel::in_order}}) {
-      if (d == 64 && options.kernel == BackwardKernel::in_order) continue;
-      BackwardCase<bf16> c(spec(200, 70, d, Causal::bottom_right));
-      EXPECT_EQ(run(c, options), options.kernel);
-      EXPECT_EQ(c.verdict(), "") << "d = " << d;
+  Spec without_keys = spec(70, 70, 128);
+  without_keys.lengths = {0};
+  for (Spec s : {spec(200, 70, 128, Causal::bottom_right), without_keys}) {
+    BackwardCase<bf16> c(s);
+    EXPECT_EQ(run(c, {BackwardKernel::hopper, true}), BackwardKernel::hopper);
+    EXPECT_EQ(c.verdict(), "") << s.name();
+    s.p.d = 64;
+    BackwardCase<bf16> narrow(s);
+    run(narrow, {BackwardKernel::hopper, true});
+    EXPECT_EQ(narrow.verdict(), "") << s.name();
+    if (s.lengths.empty()) {
+      run(c, BackwardKernel::in_order);
+      EXPECT_EQ(c.verdict(), "") << "in_order, " << s.name();
     }
+  }
 }
 
 // ---- against others ----
