@@ -166,6 +166,7 @@ __device__ void compute(Shared& shared, const Maps& maps, const Problem& p, floa
     multiply_transposed<T, D, Bc, Br>(dP, V, shared.dO[now]);
     wgmma_commit();
 
+    // P_ij = exp(scale S_ij - LSE_i)
     float P[Br / 2];
     std::uint32_t rounded_P[Br / 16][4], rounded_dS[Br / 16][4];
     exponentials(P, S, c, shared.LSE2[now], lane);
@@ -176,7 +177,8 @@ __device__ void compute(Shared& shared, const Maps& maps, const Problem& p, floa
     multiply_add<T, Br>(dV, rounded_P, shared.dO[now]);
     wgmma_commit();
 
-    // dS. The buffer is free: the other group has written dS of the last step, so it is done with the step before.
+    // dS_ij = P_ij (dP_ij - D_i); into shared memory as rows of queries, for dQ. The buffer is
+    // free: the other group has written dS of the last step, so it is done with the step before.
     if (n > 0) sync(ready + 2 * (group ^ 1) + (n - 1) % 2, 256);
     wgmma_wait<1>(dP);
     to_dS(dP, P, shared.D_i[now], lane);

@@ -145,14 +145,7 @@ __device__ void compute(Shared& shared, const Maps& maps, const Problem& p, floa
     // P_ij = exp(scale S_ij - LSE_i)
     float P[Br / 2];
     std::uint32_t rounded_P[Br / 16][4], rounded_dS[Br / 16][4];
-    const auto LSE2 = reinterpret_cast<const float2*>(shared.LSE2[now]) + lane % 4;
-    const auto D_i = reinterpret_cast<const float2*>(shared.D_i[now]) + lane % 4;
-#pragma unroll
-    for (int i = 0; i < Br / 2; i += 2) {
-      const float2 L = LSE2[i / 4 * 4];
-      P[i] = ex2(fmaf(S[i], c, -L.x));
-      P[i + 1] = ex2(fmaf(S[i + 1], c, -L.y));
-    }
+    exponentials(P, S, c, shared.LSE2[now], lane);
     if (at.i0 < seen_all) {
       const int first = at.i0 + 2 * (lane % 4), hidden[2] = {seen[0] - first, seen[1] - first};
       hide(P, hidden);
@@ -168,20 +161,9 @@ __device__ void compute(Shared& shared, const Maps& maps, const Problem& p, floa
     // free: the other group has written dS of the last step, so it is done with the step before.
     if (n > 0) sync(ready + 2 * (group ^ 1) + (n - 1) % 2, 256);
     wgmma_wait<1>(dP);
-#pragma unroll
-    for (int i = 0; i < Br / 2; i += 2) {
-      const float2 d = D_i[i / 4 * 4];
-      dP[i] = P[i] * (dP[i] - d.x);
-      dP[i + 1] = P[i + 1] * (dP[i + 1] - d.y);
-    }
+    to_dS(dP, P, shared.D_i[now], lane);
     round_to<T>(rounded_dS, dP);
-    const RowChunk to = ldmatrix_by_columns(lane);
-    T* dS = shared.dS[buffer];
-#pragma unroll
-    for (int x = 0; x < Br / 16; ++x)
-      stmatrix_transposed(
-          dS + group * Br * 64 + swizzled_chunk(16 * x + to.row, 2 * warp + to.chunk),
-          rounded_dS[x]);
+    put_dS(shared.dS[buffer] + group * Br * 64, rounded_dS, warp, lane);
     fence_async();  // and LSE2 and D_i have been read: the copy engine may write there
     arrive(ready + 2 * group + n % 2, 256);
 

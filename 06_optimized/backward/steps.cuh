@@ -141,7 +141,7 @@ __device__ void hide(float (&P)[n], const int (&hidden)[2], float value = 0) {
     if (8 * (i / 4) + i % 2 < hidden[i / 2 % 2]) P[i] = value;
 }
 
-// ---- a step's numbers ----
+// ---- a step's numbers: what rungs 4 to 7 spell out ----
 
 // P_ij = exp(scale S_ij - LSE_i) = 2^(c S_ij - LSE2_i)
 template <int n, int Br>
