@@ -65,23 +65,17 @@ template <class Tiles, class T, class At>
 __device__ void load(Shared<Tiles, T>& shared, const Maps& maps, const Problem& p,
                      const Passed& passed, At at) {
   const int hk = int(p.key_head(at.h));
-  // The first Q comes with K, and the first dO with V: S need not wait for V.
-  const auto with = [&](T* keys, const CUtensorMap& map, Barrier* full) {
-#pragma unroll
-    for (int x = 0; x < Tiles::D; x += 64)
-      tma_load(keys + x * Tiles::Bc, map, full, x, at.j0, hk, at.b);
-  };
   Ring<Tiles::stages> q;
   for (int n = 0; n < at.steps; ++n, at.next(), q.next()) {
     const std::int64_t row = at.row(p, passed);
-    const int more = n == 0 ? int(sizeof shared.K) : 0;
+    const int more = n == 0 ? int(sizeof shared.K) : 0;  // S need not wait for V
     Barrier *const Q_full = &shared.Q_full[q.at], *const dO_full = &shared.dO_full[q.at];
     wait(&shared.Q_free[q.at], q.phase ^ 1);
     bring(shared.Q[q.at], maps.Q, shared.LSE2[q.at], passed.LSE2 + row, Q_full, at, more);
-    if (n == 0) with(shared.K, maps.K, Q_full);
+    if (n == 0) bring_keys<Tiles::Bc>(shared.K, maps.K, Q_full, hk, at);
     wait(&shared.dO_free[q.at], q.phase ^ 1);
     bring(shared.dO[q.at], maps.dO, shared.D_i[q.at], passed.D + row, dO_full, at, more);
-    if (n == 0) with(shared.V, maps.V, dO_full);
+    if (n == 0) bring_keys<Tiles::Bc>(shared.V, maps.V, dO_full, hk, at);
   }
 }
 
@@ -108,10 +102,7 @@ __device__ void push(Shared<Tiles, T>& shared, const Problem& p, const Passed& p
         else
           bulk_add(sums, shared.dQ[group], int(sizeof shared.dQ[0]));
         tma_commit();
-        if (Tiles::in_order)
-          tma_wait();
-        else
-          tma_wait_read();
+        Tiles::in_order ? tma_wait() : tma_wait_read();
       }
       if (Tiles::in_order) pass_turn(turn);
     }

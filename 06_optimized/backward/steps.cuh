@@ -129,6 +129,14 @@ __device__ void bring(T (&X)[size], const CUtensorMap& map, float (&statistic)[B
   bulk_load(statistic, from, int(sizeof statistic), full);
 }
 
+// The block's keys or their values, with the first tile that they meet. Hopper alone.
+template <int Bc, class T, int size, class At>
+__device__ void bring_keys(T (&X)[size], const CUtensorMap& map, Barrier* full, int hk,
+                           const At& at) {
+#pragma unroll
+  for (int x = 0; x < size / Bc; x += 64) tma_load(X + x * Bc, map, full, x, at.j0, hk, at.b);
+}
+
 // ---- the mask ----
 
 // P_ij = 0 where query i does not see key j; hidden[r] counts hidden queries from the thread's
