@@ -36,7 +36,7 @@ inline constexpr Kernel ladder[] = {
 struct Options {
   Kernel kernel = Kernel::best;
   cudaStream_t stream = nullptr;
-  void* scratch = nullptr;  // scratch_bytes() of device memory; null if that is 0
+  Scratch scratch = {};  // scratch_bytes() of device memory, aligned to 4
 };
 
 // Device memory that the kernel needs beside its arguments. 0 for all but the baseline, which

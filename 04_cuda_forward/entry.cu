@@ -102,8 +102,8 @@ Kernel forward(const Problem& p, const Forward<T>& t, const Options& options) {
         if (unsupported(p, t, higher).empty()) kernel = higher;
     const std::string why_not = unsupported(p, t, kernel);
     require(why_not.empty(), "cuda_forward: ", why_not);
-    require(options.scratch || scratch_bytes(p, kernel) == 0, "cuda_forward: ", name(kernel),
-            " needs scratch_bytes() = ", scratch_bytes(p, kernel), " bytes of scratch, got null");
+    check_scratch(std::string("cuda_forward: ") + name(kernel), options.scratch, "scratch_bytes()",
+                  scratch_bytes(p, kernel), alignof(float));
     if (p.B == 0 || p.Hq == 0 || p.Nq == 0) return kernel;
     // The smallest tile has 16 rows; a grid has at most 2^31 - 1 blocks along x.
     require(p.B <= 0x7fffffff && p.Hq <= 0x7fffffff / p.B &&
@@ -112,7 +112,7 @@ Kernel forward(const Problem& p, const Forward<T>& t, const Options& options) {
             ", Nq = ", p.Nq);
     const float scale = float(p.softmax_scale());
     if (kernel == Kernel::baseline)
-      launch_baseline(p, t, scale, static_cast<float*>(options.scratch), options.stream);
+      launch_baseline(p, t, scale, static_cast<float*>(options.scratch.data), options.stream);
     else
       rung(kernel).launch(p, t, scale, options.stream);
     return kernel;

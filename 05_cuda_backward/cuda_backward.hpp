@@ -84,7 +84,7 @@ struct Options {
   Kernel kernel = Kernel::two_kernels;
   Delta delta = Delta::own_kernel;
   cudaStream_t stream = nullptr;
-  void* scratch = nullptr;  // scratch_bytes() of device memory; null if that is 0
+  Scratch scratch = {};  // scratch_bytes() of device memory, aligned to 4
   Tiles tiles = Tiles::fast;
 };
 

@@ -84,9 +84,8 @@ void backward(const Problem& p, const Backward<T>& t, const Options& asked) {
     require(!rows || t.O.data, "cuda_backward: O must not be null; the forward returned it");
     const std::string why_not = unsupported(p, t, options);
     require(why_not.empty(), "cuda_backward: ", why_not);
-    const std::size_t bytes = scratch_bytes(p, options);
-    require(options.scratch || bytes == 0, "cuda_backward: ", name(options.kernel),
-            " needs scratch_bytes() = ", bytes, " bytes of scratch, got null");
+    check_scratch(std::string("cuda_backward: ") + name(options.kernel), options.scratch,
+                  "scratch_bytes()", scratch_bytes(p, options), alignof(float));
     if (p.B == 0 || p.Hkv == 0) return;
     // A block per 4 rows in the smallest kernel; a grid has at most 2^31 - 1 along x.
     const std::int64_t longest = std::max(std::max(p.Nq, p.Nk), std::int64_t(1));
@@ -96,7 +95,7 @@ void backward(const Problem& p, const Backward<T>& t, const Options& asked) {
             "cuda_backward: B Hq max(Nq, Nk) / 4 must be below 2^31, got B = ", p.B,
             ", Hq = ", p.Hq, ", Nq = ", p.Nq, ", Nk = ", p.Nk);
     const float scale = float(p.softmax_scale());
-    float* D = static_cast<float*>(options.scratch);
+    float* D = static_cast<float*>(options.scratch.data);
     if (options.kernel == Kernel::stored) {
       launch_stored(p, t, scale, D, D + p.B * p.Hq * p.Nq * p.Nk, options.stream);
       return;

@@ -41,8 +41,9 @@ struct BackwardRung {
   const char* name;
   int capability;  // 80: this and later; 90: this alone
   bool whole_contract;
-  bool fp16, d64;      // also fp16; also d = 64
-  bool deterministic;  // dQ too has the same bits in every run (hopper's if asked); dK and dV always
+  bool fp16, d64;  // also fp16; also d = 64
+  bool
+      deterministic;  // dQ too has the same bits in every run (hopper's if asked); dK and dV always
 };
 const BackwardRung* backward_rungs(std::size_t& count);  // in the order of the ladder
 const char* name(BackwardKernel kernel);
@@ -56,7 +57,7 @@ struct BackwardOptions {
   BackwardKernel kernel = BackwardKernel::best;
   bool deterministic = false;  // dQ, too, gets the same bits in every run
   cudaStream_t stream = nullptr;
-  void* scratch = nullptr;  // backward_scratch_bytes() of device memory, aligned to 16 bytes
+  Scratch scratch = {};  // backward_scratch_bytes() of device memory, aligned to 16 bytes
 };
 
 // Device memory that a call needs beside its arguments: 8 bytes for each row of Q and, in kernels

@@ -60,7 +60,7 @@ void launch(const Problem& p, const Forward<T>& t, Kernel kernel, float scale,
     case Kernel::fa2:
       return launch_fa2(p, t, scale, stream);
     case Kernel::hopper:
-      return launch_hopper(p, t, scale, static_cast<unsigned*>(options.scratch), stream);
+      return launch_hopper(p, t, scale, static_cast<unsigned*>(options.scratch.data), stream);
     default:
       break;
   }
@@ -84,7 +84,8 @@ void launch(const Problem& p, const Forward<T>& t, Kernel kernel, float scale,
       case Kernel::persistent:
         return launch_persistent(p, t, scale, stream);
       default:
-        return launch_longest_first(p, t, scale, static_cast<unsigned*>(options.scratch), stream);
+        return launch_longest_first(p, t, scale, static_cast<unsigned*>(options.scratch.data),
+                                    stream);
     }
 }
 
@@ -175,12 +176,8 @@ Kernel forward(const Problem& p, const Forward<T>& t, const Options& options) {
     Kernel kernel = chosen(options.kernel);
     const std::string why_not = unsupported(p, t, kernel);
     require(why_not.empty(), "optimized: ", why_not);
-    require(options.scratch || scratch_bytes(p, kernel) == 0, "optimized: ", name(kernel),
-            " needs scratch_bytes() = ", scratch_bytes(p, kernel), " bytes of scratch, got null");
-    require(scratch_bytes(p, kernel) == 0 ||
-                reinterpret_cast<std::uintptr_t>(options.scratch) % alignof(unsigned) == 0,
-            "optimized: scratch must be aligned to ", alignof(unsigned), " bytes, got ",
-            options.scratch);
+    check_scratch(std::string("optimized: ") + name(kernel), options.scratch, "scratch_bytes()",
+                  scratch_bytes(p, kernel), alignof(unsigned));
     if (p.B == 0 || p.Hq == 0 || p.Nq == 0) return kernel;
     // The smallest tile has 64 rows; a grid has at most 2^31 - 1 blocks along x.
     require(
@@ -191,7 +188,7 @@ Kernel forward(const Problem& p, const Forward<T>& t, const Options& options) {
     const Rung& r = rung(kernel);
     if (p.Nk == 0 && r.capability == 90 && !r.whole_contract) kernel = Kernel::swizzle;
     Options launched = options;
-    if (scratch_bytes(p, kernel) == 0) launched.scratch = nullptr;
+    if (scratch_bytes(p, kernel) == 0) launched.scratch = {};
     launch(p, t, kernel, float(p.softmax_scale()), launched);
     return kernel;
   }

@@ -60,7 +60,7 @@ Passed passed(const Problem& p, BackwardKernel kernel, const BackwardOptions& op
   Passed parts{};
   parts.rows = Passed::padded_rows(p.Nq);
   const std::int64_t rows = p.B * p.Hq * parts.rows;
-  parts.LSE2 = static_cast<float*>(options.scratch);
+  parts.LSE2 = static_cast<float*>(options.scratch.data);
   parts.D = parts.LSE2 + rows;
   if (adds_up_dQ(kernel)) parts.dQ = parts.D + rows;
   if (takes_turns(p, kernel, options))
@@ -177,11 +177,8 @@ BackwardKernel backward(const Problem& p, const Backward<T>& t, const BackwardOp
     const bool rows = p.B > 0 && p.Hq > 0 && p.Nq > 0;
     require(!rows || t.LSE, "optimized: LSE must not be null; let the forward write it");
     require(!rows || t.O.data, "optimized: O must not be null; the forward returned it");
-    const std::size_t bytes = backward_scratch_bytes(p, options);
-    require(options.scratch || bytes == 0, "optimized: the backward's ", name(kernel),
-            " needs backward_scratch_bytes() = ", bytes, " bytes of scratch, got null");
-    require(reinterpret_cast<std::uintptr_t>(options.scratch) % 16 == 0,
-            "optimized: scratch must be aligned to 16 bytes, got ", options.scratch);
+    check_scratch(std::string("optimized: the backward's ") + name(kernel), options.scratch,
+                  "backward_scratch_bytes()", backward_scratch_bytes(p, options), 16);
     if (p.B == 0 || p.Hkv == 0) return kernel;
     // A block of the smallest kernel takes 8 rows; a grid has at most 2^31 - 1 blocks along x.
     const std::int64_t longest = std::max(p.Nq, p.Nk);

@@ -87,7 +87,7 @@ bool in_order(const View<X>& v) {
 struct Options {
   Kernel kernel = Kernel::best;
   cudaStream_t stream = nullptr;
-  void* scratch = nullptr;  // scratch_bytes() of device memory, aligned to 4; null if that is 0
+  Scratch scratch = {};  // scratch_bytes() of device memory, aligned to 4
 };
 
 // Device memory that the kernel needs beside its arguments: 4 bytes, to count tiles, for a hopper

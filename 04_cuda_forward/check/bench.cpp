@@ -29,7 +29,7 @@ void fa::bench::register_benchmarks(Size size) {
         for (Kernel kernel : kernels)
           gpu_forward(std::string("stage04/forward/") + cuda_forward::name(kernel), p,
                       cuda_forward::scratch_bytes(p, kernel),
-                      [kernel](const Problem& q, const Forward<float>& t, void* scratch,
+                      [kernel](const Problem& q, const Forward<float>& t, const Scratch& scratch,
                                cudaStream_t stream) {
                         cuda_forward::forward(q, t, {kernel, stream, scratch});
                       });

@@ -289,7 +289,7 @@ TEST_F(Baseline, AgreesWithTheOracle) {
       ForwardCase<float> c(s, true);
       on_gpu_forward<float>([&](const Problem& p, const Forward<float>& t) {
         const DeviceMemory S(cuda_forward::scratch_bytes(p, Kernel::baseline));
-        cuda_forward::forward(p, t, {Kernel::baseline, nullptr, S.as<void>()});
+        cuda_forward::forward(p, t, {Kernel::baseline, nullptr, S});
         FA_CUDA_CHECK(cudaDeviceSynchronize());  // before S is freed
       })(c.call());
       EXPECT_EQ(c.verdict(), "") << s.name();

@@ -10,18 +10,19 @@ void fa::bench::register_benchmarks(Size size) {
   using ForwardKernel = cuda_forward::Kernel;
   needs_gpu();
   const auto forward = [](ForwardKernel kernel) {
-    return [kernel](const Problem& p, const Forward<float>& t, void* scratch, cudaStream_t stream) {
+    return [kernel](const Problem& p, const Forward<float>& t, const Scratch& scratch,
+                    cudaStream_t stream) {
       cuda_forward::forward(p, t, {kernel, stream, scratch});
     };
   };
   const auto backward = [](Options options) {
-    return
-        [options](const Problem& p, const Backward<float>& t, void* scratch, cudaStream_t stream) {
-          Options o = options;
-          o.stream = stream;
-          o.scratch = scratch;
-          cuda_backward::backward(p, t, o);
-        };
+    return [options](const Problem& p, const Backward<float>& t, const Scratch& scratch,
+                     cudaStream_t stream) {
+      Options o = options;
+      o.stream = stream;
+      o.scratch = scratch;
+      cuda_backward::backward(p, t, o);
+    };
   };
   for (std::int64_t d :
        size == Size::full ? std::vector<std::int64_t>{64, 128} : std::vector<std::int64_t>{64})

@@ -53,7 +53,7 @@ void run(int method, BackwardCase<float>& c) {
     Options options;
     options.tiles = method == 1 ? Tiles::lesson : Tiles::fast;
     const DeviceMemory scratch(scratch_bytes(p, options));
-    options.scratch = scratch.as<void>();
+    options.scratch = scratch;
     backward(p, t, options);
   });
 }

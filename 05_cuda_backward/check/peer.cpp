@@ -13,8 +13,10 @@ extern "C" const char* fa_peer_backward(const char* kernel, const fa_peer_call* 
     if (std::strstr(kernel, "atomic")) options.kernel = cuda_backward::Kernel::atomic;
     if (!std::strstr(kernel, "fast")) options.tiles = cuda_backward::Tiles::lesson;
     options.stream = static_cast<cudaStream_t>(call->stream);
-    options.scratch = call->scratch;
-    cuda_backward::backward(bench::problem_of(*call), bench::backward_of<float>(*call), options);
+    const Problem p = bench::problem_of(*call);
+    options.scratch = {call->scratch,
+                       cuda_backward::scratch_bytes(p, options)};  // the caller asked
+    cuda_backward::backward(p, bench::backward_of<float>(*call), options);
   });
 }
 extern "C" const char* fa_peer_forward(const char*, const fa_peer_call* call) {

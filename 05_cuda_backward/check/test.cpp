@@ -29,10 +29,10 @@ using Int = std::int64_t;
 void run_on_gpu(const Problem& p, const Backward<float>& t, Options options) {
 #ifdef FA_EMULATED
   const Edge scratch(scratch_bytes(p, options));
-  options.scratch = scratch.data();
+  options.scratch = {scratch.data(), scratch_bytes(p, options)};
 #else
   const DeviceMemory scratch(scratch_bytes(p, options));
-  options.scratch = scratch.as<void>();
+  options.scratch = scratch;
 #endif
   backward(p, t, options);
   FA_CUDA_CHECK(cudaDeviceSynchronize());
@@ -281,7 +281,7 @@ TEST_F(Gpu, WorkIsPutOnTheStreamAndNobodyWaits) {
                           {.kernel = Kernel::atomic, .tiles = Tiles::lesson}}) {
     BackwardCase<float> c(spec(64, 64, 64));
     const DeviceMemory scratch(scratch_bytes(c.p, options));
-    options.scratch = scratch.as<void>();
+    options.scratch = scratch;
     const auto on_stream = [&](const Problem& p, const Backward<float>& t, cudaStream_t stream) {
       options.stream = stream;
       backward(p, t, options);
@@ -358,7 +358,7 @@ TEST_F(Gpu, RefusesMoreBlocksThanAGridHolds) {
   const View<float> down{memory, 0, 0, -1}, up{memory + 7, 0, 0, 1};
   const auto one = [&](Int n) { return View<float>{memory + n, 0, 0, 1}; };
   Options options;
-  options.scratch = memory + 4;
+  options.scratch = {memory + 4, std::size_t(-1)};
   EXPECT_EQ(refusal([&] {
               backward(spec(many, 1, 1).p,
                        Backward<float>{in, in, in, in, in, up.data, down, one(2), one(3)}, options);
@@ -479,9 +479,9 @@ TEST_F(Stored, AgreesWithTheOracle) {
       // P, as the forward of stage 04's baseline leaves it.
       const DeviceMemory O(sizeof(float) * 2 * 2 * 65 * 40);
       cuda_forward::forward(p, Forward<float>{t.Q, t.K, t.V, contiguous(O.as<float>(), 2, 65, 40)},
-                            {cuda_forward::Kernel::baseline, nullptr, scratch.as<void>()});
+                            {cuda_forward::Kernel::baseline, nullptr, scratch});
       Options options{Kernel::stored};
-      options.scratch = scratch.as<void>();
+      options.scratch = scratch;
       backward(p, t, options);
       FA_CUDA_CHECK(cudaDeviceSynchronize());
     })(c.call());

@@ -32,12 +32,12 @@ bool runs(const auto& rung, Int d) {
 }
 
 auto forward(optimized::Kernel kernel) {
-  return [kernel](const Problem& p, const auto& t, void* scratch, cudaStream_t stream) {
+  return [kernel](const Problem& p, const auto& t, const Scratch& scratch, cudaStream_t stream) {
     optimized::forward(p, t, {kernel, stream, scratch});
   };
 }
 auto backward(optimized::BackwardKernel kernel) {
-  return [kernel](const Problem& p, const auto& t, void* scratch, cudaStream_t stream) {
+  return [kernel](const Problem& p, const auto& t, const Scratch& scratch, cudaStream_t stream) {
     optimized::backward(p, t, {kernel, false, stream, scratch});
   };
 }
@@ -45,10 +45,11 @@ auto backward(optimized::BackwardKernel kernel) {
 void add_forward(const Problem& p, bool all) {
   using cuda_forward::Kernel;
   if (p.d <= cuda_forward::max_d)
-    bench::gpu_forward("stage04/forward/register_tiled", p, 0,
-                       [](const Problem& q, const Forward<float>& t, void*, cudaStream_t stream) {
-                         cuda_forward::forward(q, t, {Kernel::register_tiled, stream});
-                       });
+    bench::gpu_forward(
+        "stage04/forward/register_tiled", p, 0,
+        [](const Problem& q, const Forward<float>& t, const Scratch&, cudaStream_t stream) {
+          cuda_forward::forward(q, t, {Kernel::register_tiled, stream});
+        });
   std::size_t count = 0;
   const optimized::Rung* const first = optimized::rungs(count);
   for (const optimized::Rung* rung = first; rung != first + count; ++rung) {
@@ -65,10 +66,11 @@ void add_backward(const Problem& p, bool all) {
   if (p.d <= cuda_backward::max_d)
     bench::gpu_backward(
         "stage05/backward/two_kernels", p, {cuda_backward::scratch_bytes(p, {})},
-        [](const Problem& q, const Forward<float>& t, void*, cudaStream_t stream) {
+        [](const Problem& q, const Forward<float>& t, const Scratch&, cudaStream_t stream) {
           cuda_forward::forward(q, t, {cuda_forward::Kernel::best, stream});
         },
-        [](const Problem& q, const Backward<float>& t, void* scratch, cudaStream_t stream) {
+        [](const Problem& q, const Backward<float>& t, const Scratch& scratch,
+           cudaStream_t stream) {
           cuda_backward::Options options;
           options.stream = stream;
           options.scratch = scratch;

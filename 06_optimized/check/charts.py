@@ -45,7 +45,7 @@ BACKWARD = Pass(
     {"mma": "1 tensor cores", "swizzle": "2 cp.async, swizzle", "two_kernels": "3 wgmma, two kernels",
      "fused": "4 one kernel, five products", "bulk": "5 dQ by the copy engine", "early": "6 early scores",
      "at_once": "7 P at once",
-     "late": "8 dQ a step late", "masks": "9 masks apart", "hopper": "hopper"},
+     "late": "8 dQ a step late", "masks": "9 masks apart", "in_order": "10 in turns", "hopper": "hopper"},
     {"hopper": "hopper", "two_kernels": "two_kernels (same bits)", "swizzle": "swizzle (mma.sync)"},
     ("stage05", "two_kernels", "05, fp32"), "backward/README.md",
     {64: "hopper makes the scores once, two_kernels twice: between their lines lie two of seven products.",

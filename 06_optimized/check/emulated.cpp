@@ -56,8 +56,8 @@ void measure(std::int64_t N) {
   const View<T> Q = head.tensor(), K = head.tensor(), V = head.tensor(), O = head.tensor();
   const View<T> dO = head.tensor(), dQ = head.tensor(), dK = head.tensor(), dV = head.tensor();
   auto* const LSE = static_cast<float*>(head.bytes(std::size_t(N) * sizeof(float)));
-  void* const counter = head.bytes(scratch_bytes(p, Kernel::hopper));
-  void* const scratch = head.bytes(backward_scratch_bytes(p, {BackwardKernel::hopper}));
+  const DeviceMemory counter(scratch_bytes(p, Kernel::hopper));
+  const DeviceMemory scratch(backward_scratch_bytes(p, {BackwardKernel::hopper}));
   const double forwards = milliseconds([&] {
     forward(p, Forward<T>{Q, K, V, O, LSE}, Options{Kernel::hopper, nullptr, counter});
   });

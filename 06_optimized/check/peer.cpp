@@ -94,10 +94,12 @@ extern "C" const char* fa_peer_backward_unsupported(const char* kernel, const fa
 extern "C" const char* fa_peer_forward(const char* kernel, const fa_peer_call* call) {
   return bench::as_c([&] {
     const Kernel wanted = forward_kernel(kernel);
+    const Problem p = bench::problem_of(*call);
+    const Scratch scratch{call->scratch, optimized::scratch_bytes(p, wanted)};  // 256 at least
     with_type(*call, [&]<class T>(T) {
       expect(wanted,
-             optimized::forward(bench::problem_of(*call), bench::forward_of<T>(*call),
-                                {wanted, static_cast<cudaStream_t>(call->stream), call->scratch}));
+             optimized::forward(p, bench::forward_of<T>(*call),
+                                {wanted, static_cast<cudaStream_t>(call->stream), scratch}));
     });
   });
 }
@@ -107,10 +109,11 @@ extern "C" const char* fa_peer_backward(const char* kernel, const fa_peer_call* 
   return bench::as_c([&] {
     const BackwardKernel wanted = backward_kernel(kernel);
     const Problem p = bench::problem_of(*call);
+    const Scratch scratch{call->scratch, optimized::backward_scratch_bytes(p, {wanted})};
     with_type(*call, [&]<class T>(T) {
-      const BackwardKernel ran = optimized::backward(
-          p, bench::backward_of<T>(*call),
-          {wanted, false, static_cast<cudaStream_t>(call->stream), call->scratch});
+      const BackwardKernel ran =
+          optimized::backward(p, bench::backward_of<T>(*call),
+                              {wanted, false, static_cast<cudaStream_t>(call->stream), scratch});
       expect(optimized::chosen(p, wanted, optimized::device_capability()), ran);
     });
   });

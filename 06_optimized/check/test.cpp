@@ -25,13 +25,13 @@ using bf16 = Eigen::bfloat16;
 
 // What a call needs from the caller beside tensors. The scratch of all calls is one piece: work on
 // one stream uses it in turn, and it holds garbage on purpose.
-void* scratch() {
+Scratch scratch() {
   static const DeviceMemory memory = [] {
     DeviceMemory m(256);
     FA_CUDA_CHECK(cudaMemset(m.as<void>(), 0x7b, m.bytes()));
     return m;
   }();
-  return memory.as<void>();
+  return memory;
 }
 template <class Device, class Host>
 Kernel run(const Problem& p, const Forward<Host>& t, Kernel kernel) {
@@ -302,10 +302,9 @@ TEST_F(Gpu, UsesTheStreamThatItIsGiven) {
     second.O = contiguous(other.as<bf16>(), 1, N, 64);
     second.LSE = nullptr;
     for (Int n = 0; n < sized(20, 2); ++n) {
-      optimized::forward(p, as_device<__nv_bfloat16>(t),
-                         {Kernel::best, streams[0], scratch[0].as<void>()});
+      optimized::forward(p, as_device<__nv_bfloat16>(t), {Kernel::best, streams[0], scratch[0]});
       optimized::forward(p, as_device<__nv_bfloat16>(second),
-                         {Kernel::best, streams[1], scratch[1].as<void>()});
+                         {Kernel::best, streams[1], scratch[1]});
     }
     for (cudaStream_t s : streams) FA_CUDA_CHECK(cudaStreamSynchronize(s));
   })(c.call());
@@ -350,14 +349,16 @@ TEST_F(Gpu, ScratchIsAskedFor) {
   EXPECT_EQ(optimized::scratch_bytes(p), 0u);
   if (!on_hopper()) return;
   ForwardCase<bf16> c(spec(4, 4, 64, Causal::top_left), true);
-  const auto why = [&](void* scratch) {
+  const auto why = [&](const Scratch& scratch) {
     return refusal([&] {
       optimized::forward(c.p, as_device<__nv_bfloat16>(c.call().t),
                          {Kernel::hopper, nullptr, scratch});
     });
   };
-  expect_words(why(nullptr), {"hopper needs scratch_bytes() = 4 bytes of scratch, got null"});
-  expect_words(why(static_cast<char*>(scratch()) + 2), {"scratch must be aligned to 4 bytes"});
+  expect_words(why({}), {"hopper needs scratch_bytes() = 4 bytes of scratch, got null"});
+  expect_words(why({scratch().data, 3}), {"needs scratch_bytes() = 4 bytes of scratch, got 3"});
+  expect_words(why({static_cast<char*>(scratch().data) + 2, 4}),
+               {"scratch must be aligned to 4 bytes"});
 }
 
 }  // namespace

@@ -49,13 +49,13 @@ bool is_final(BackwardKernel kernel) {
 
 // A call's scratch: NaN wherever it is read before it is written, and a strip behind it that must
 // stay as it is.
-class Scratch {
+class Guarded {
  public:
-  Scratch(const Problem& p, const BackwardOptions& options)
+  Guarded(const Problem& p, const BackwardOptions& options)
       : bytes_(optimized::backward_scratch_bytes(p, options)), memory_(bytes_ + strip) {
     FA_CUDA_CHECK(cudaMemset(memory_.as<void>(), garbage, memory_.bytes()));
   }
-  void* data() const { return memory_.as<void>(); }
+  Scratch lent() const { return {memory_.as<void>(), bytes_}; }
   // Waits for the call.
   void check() const {
     std::vector<unsigned char> behind(strip);
@@ -79,8 +79,8 @@ class Scratch {
 // On tensors in device memory; returns the kernel that ran.
 template <class T>
 BackwardKernel run(const Problem& p, const Backward<T>& t, BackwardOptions options) {
-  const Scratch scratch(p, options);
-  options.scratch = scratch.data();
+  const Guarded scratch(p, options);
+  options.scratch = scratch.lent();
   const BackwardKernel ran = optimized::backward(p, as_device<Device<T>>(t), options);
   scratch.check();
   return ran;
@@ -100,9 +100,7 @@ BackwardKernel run(BackwardCase<T>& c, BackwardKernel kernel) {
 template <class T>
 void run_forward(const Problem& p, const Forward<T>& t) {
   const DeviceMemory scratch(optimized::scratch_bytes(p));
-  optimized::forward(
-      p, as_device<Device<T>>(t),
-      {optimized::Kernel::best, nullptr, scratch.bytes() ? scratch.as<void>() : nullptr});
+  optimized::forward(p, as_device<Device<T>>(t), {optimized::Kernel::best, nullptr, scratch});
   FA_CUDA_CHECK(cudaDeviceSynchronize());
 }
 
@@ -348,7 +346,7 @@ TEST_F(GpuBackward, AgreesWithTheStageBefore) {
     on_gpu_backward<float>([](const Problem& p, const Backward<float>& t) {
       const DeviceMemory D(cuda_backward::scratch_bytes(p, {}));
       cuda_backward::Options options;
-      options.scratch = D.as<void>();
+      options.scratch = D;
       cuda_backward::backward(p, t, options);
       FA_CUDA_CHECK(cudaDeviceSynchronize());
     })(f.call());
@@ -466,8 +464,8 @@ TEST_F(GpuBackward, WorkIsPutOnTheStreamAndNobodyWaits) {
     const Int N = sized(500, 150);
     BackwardCase<bf16> c(spec(N, N, 64, Causal::top_left));
     BackwardOptions options{r.kernel};
-    const Scratch scratch(c.p, options);
-    options.scratch = scratch.data();
+    const Guarded scratch(c.p, options);
+    options.scratch = scratch.lent();
     const auto on_stream = [&](const Problem& p, const Backward<bf16>& t, cudaStream_t stream) {
       options.stream = stream;
       optimized::backward(p, as_device<__nv_bfloat16>(t), options);
@@ -484,7 +482,7 @@ TEST_F(GpuBackward, UsesTheStreamThatItIsGiven) {
   cudaStream_t streams[2];
   for (cudaStream_t& s : streams)
     FA_CUDA_CHECK(cudaStreamCreateWithFlags(&s, cudaStreamNonBlocking));
-  const Scratch scratch[2] = {{c.p, {}}, {c.p, {}}};
+  const Guarded scratch[2] = {{c.p, {}}, {c.p, {}}};
   std::vector<bf16> first(N * d), second(N * d);
   on_gpu_backward<bf16>([&](const Problem& p, const Backward<bf16>& t) {
     const DeviceMemory dQ(sizeof(bf16) * N * d), dK(dQ.bytes()), dV(dQ.bytes());
@@ -496,13 +494,13 @@ TEST_F(GpuBackward, UsesTheStreamThatItIsGiven) {
     for (Int n = 0; n < sized(20, 2); ++n)
       for (int k : {0, 1})
         optimized::backward(p, as_device<__nv_bfloat16>(k ? other : t),
-                            {BackwardKernel::best, false, streams[k], scratch[k].data()});
+                            {BackwardKernel::best, false, streams[k], scratch[k].lent()});
     for (cudaStream_t s : streams) FA_CUDA_CHECK(cudaStreamSynchronize(s));
     FA_CUDA_CHECK(cudaMemcpy(first.data(), t.dK.data, dK.bytes(), cudaMemcpyDeviceToHost));
     FA_CUDA_CHECK(cudaMemcpy(second.data(), dK.as<void>(), dK.bytes(), cudaMemcpyDeviceToHost));
   })(c.call());
   for (cudaStream_t s : streams) FA_CUDA_CHECK(cudaStreamDestroy(s));
-  for (const Scratch& s : scratch) EXPECT_NO_THROW(s.check());
+  for (const Guarded& s : scratch) EXPECT_NO_THROW(s.check());
   EXPECT_EQ(c.verdict(), "");
   EXPECT_EQ(std::memcmp(first.data(), second.data(), first.size() * sizeof(bf16)), 0);
 }
@@ -555,7 +553,7 @@ TEST_F(GpuBackward, ScratchIsAskedFor) {
     EXPECT_GE(optimized::backward_scratch_bytes(s.p, {BackwardKernel::best, deterministic}),
               optimized::backward_scratch_bytes(s.p, {BackwardKernel::swizzle}));
   BackwardCase<bf16> c(s);
-  const auto why = [&](void* scratch) {
+  const auto why = [&](const Scratch& scratch) {
     return refusal([&] {
       on_gpu_backward<bf16>([&](const Problem& p, const Backward<bf16>& t) {
         optimized::backward(p, as_device<__nv_bfloat16>(t),
@@ -564,10 +562,13 @@ TEST_F(GpuBackward, ScratchIsAskedFor) {
     });
   };
   const std::string bytes = std::to_string(optimized::backward_scratch_bytes(s.p));
-  expect_words(why(nullptr), {"backward_scratch_bytes() = " + bytes, "scratch", "null"});
-  const Scratch scratch(s.p, {});
-  expect_words(why(static_cast<char*>(scratch.data()) + 8), {"scratch", "16 bytes"});
-  EXPECT_EQ(why(scratch.data()), "accepted");
+  expect_words(why({}), {"backward_scratch_bytes() = " + bytes, "scratch", "null"});
+  const Guarded guarded(s.p, {});
+  Scratch lent = guarded.lent();
+  EXPECT_EQ(why(lent), "accepted");
+  --lent.bytes;
+  expect_words(why(lent), {"= " + bytes, "got " + std::to_string(lent.bytes)});
+  expect_words(why({static_cast<char*>(lent.data) + 8, lent.bytes + 1}), {"scratch", "16 bytes"});
 }
 
 // The forward may be asked for no LSE; the backward cannot do without.

@@ -51,8 +51,7 @@ class Tiles : public GpuTest, public testing::WithParamInterface<Rung> {
     ForwardCase<bf16> c(s, true);
     on_gpu_forward<bf16>([](const Problem& p, const Forward<bf16>& t) {
       const DeviceMemory scratch(256);
-      optimized::forward(p, as_device<__nv_bfloat16>(t),
-                         {GetParam().forward, nullptr, scratch.as<void>()});
+      optimized::forward(p, as_device<__nv_bfloat16>(t), {GetParam().forward, nullptr, scratch});
       FA_CUDA_CHECK(cudaDeviceSynchronize());
     })(c.call());
     EXPECT_EQ(c.verdict(), "") << s.name();
@@ -62,7 +61,7 @@ class Tiles : public GpuTest, public testing::WithParamInterface<Rung> {
     on_gpu_backward<bf16>([](const Problem& p, const Backward<bf16>& t) {
       optimized::BackwardOptions options{GetParam().backward};
       const DeviceMemory scratch(optimized::backward_scratch_bytes(p, options));
-      options.scratch = scratch.as<void>();
+      options.scratch = scratch;
       optimized::backward(p, as_device<__nv_bfloat16>(t), options);
       FA_CUDA_CHECK(cudaDeviceSynchronize());
     })(c.call());

@@ -288,4 +288,14 @@ void check_memory(const char* who, const std::string& what, double bytes, const 
           bytes / mib, " MiB, but only ", available / mib, " MiB are free; ", advice);
 }
 
+void check_scratch(const std::string& who, const Scratch& scratch, const char* asked,
+                   std::size_t bytes, std::size_t alignment) {
+  if (bytes == 0) return;
+  require(scratch.data, who, " needs ", asked, " = ", bytes, " bytes of scratch, got null");
+  require(scratch.bytes >= bytes, who, " needs ", asked, " = ", bytes, " bytes of scratch, got ",
+          scratch.bytes);
+  require(reinterpret_cast<std::uintptr_t>(scratch.data) % alignment == 0, who,
+          ": scratch must be aligned to ", alignment, " bytes, got ", scratch.data);
+}
+
 }  // namespace fa

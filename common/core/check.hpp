@@ -33,6 +33,11 @@ void check_tensors(const char* who, const Problem& p, const Forward<T>& t);
 template <class T>
 void check_tensors(const char* who, const Problem& p, const Backward<T>& t);
 
+// The scratch is there, as large as `asked` says (the name of a function, which returned `bytes`),
+// and aligned. Nothing is asked of it where no bytes are needed.
+void check_scratch(const std::string& who, const Scratch& scratch, const char* asked,
+                   std::size_t bytes, std::size_t alignment);
+
 // Bytes that this process can still allocate: the least of what the system has free, the cgroup's
 // limit and `ulimit -v`. The largest number if the system does not say.
 std::int64_t available_memory();

@@ -17,6 +17,8 @@
 #include <string>
 #include <utility>
 
+#include "common/core/tensor.hpp"
+
 namespace fa {
 
 // A CUDA call or launch that failed. The text holds the call, file and line, and CUDA's own words.
@@ -233,6 +235,7 @@ class DeviceMemory {
     return static_cast<T*>(data_);
   }
   std::size_t bytes() const { return bytes_; }
+  operator Scratch() const { return {data_, bytes_}; }
 
  private:
   void swap(DeviceMemory& other) {

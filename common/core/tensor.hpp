@@ -1,5 +1,6 @@
 // Where the numbers are: views into memory that somebody else owns. Nothing here allocates.
 #pragma once
+#include <cstddef>
 #include <cstdint>
 #include <type_traits>
 
@@ -59,6 +60,13 @@ struct Backward {
   View<const T> Q, K, V, O, dO;
   const Stat<T>* LSE = nullptr;
   View<T> dQ, dK, dV;
+};
+
+// Memory that a caller lends to a call, beside the tensors: where, and how much. What it holds
+// before does not matter.
+struct Scratch {
+  void* data = nullptr;
+  std::size_t bytes = 0;
 };
 
 }  // namespace fa

@@ -331,7 +331,7 @@ void gpu_forward(const std::string& prefix, const Problem& p, std::size_t scratc
             Prepared<T>& x = *made;
             measure<T>(
                 state, fresh, forward_flops(p), scratch_bytes, x.copies, [&] { x.poison(); },
-                [&](Int copy) { f(p, x.tensors(copy), x.scratch.template as<void>(), nullptr); },
+                [&](Int copy) { f(p, x.tensors(copy), x.scratch, nullptr); },
                 [&] { return x.verdict(); });
           })
       ->UseManualTime()
@@ -356,7 +356,7 @@ void gpu_backward(const std::string& prefix, const Problem& p, const BackwardRow
                                                            row.one_copy ? 1 : 0);
             });
             PreparedBackward<T>& x = *made;
-            void* const scratch = x.scratch.template as<void>();
+            const Scratch scratch = x.scratch;
             if (fresh) {
               for (Int copy = 0; copy < x.copies; ++copy)
                 forward(p, x.tensors(copy), scratch, nullptr);

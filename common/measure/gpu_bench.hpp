@@ -18,7 +18,7 @@ void needs_gpu();
 // Puts one forward on the stream; scratch is device memory of the bytes asked for.
 template <class T>
 using GpuForward =
-    std::function<void(const Problem&, const Forward<T>&, void* scratch, cudaStream_t)>;
+    std::function<void(const Problem&, const Forward<T>&, const Scratch& scratch, cudaStream_t)>;
 
 // One row "PREFIX/N:4096/d:64/causal:0/f32" (for B and H see the context); T is float, __half or
 // __nv_bfloat16, whose rows end in f16 and bf16. scratch_bytes are reported as extra memory. A row
@@ -38,7 +38,7 @@ struct BackwardRow {
 // Puts one backward on the stream.
 template <class T>
 using GpuBackward =
-    std::function<void(const Problem&, const Backward<T>&, void* scratch, cudaStream_t)>;
+    std::function<void(const Problem&, const Backward<T>&, const Scratch& scratch, cudaStream_t)>;
 
 // The same for a backward. `forward` runs before the timing starts, or as a part of what is timed;
 // both use the one scratch.

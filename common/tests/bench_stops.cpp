@@ -27,10 +27,11 @@ void register_benchmarks(Size) {
                             {"stage99/forward/stops_four_copies", 1 << 18}}) {
     shape.Nq = Nq;
     auto calls = std::make_shared<std::map<const void*, int>>();
-    gpu_forward(prefix, shape, 0,
-                [calls](const Problem& p, const Forward<float>& t, void*, cudaStream_t stream) {
-                  if (++(*calls)[t.O.data] <= 2) test_kernels::one_key(p, t, stream);
-                });
+    gpu_forward(
+        prefix, shape, 0,
+        [calls](const Problem& p, const Forward<float>& t, const Scratch&, cudaStream_t stream) {
+          if (++(*calls)[t.O.data] <= 2) test_kernels::one_key(p, t, stream);
+        });
   }
 #else
   shape.Nq = 100;
