@@ -61,8 +61,8 @@ struct BackwardOptions {
 };
 
 // Device memory that a call needs beside its arguments: 8 bytes for each row of Q and, in kernels
-// that add dQ up, 4 more for each number of it (and in turns 4 for 4096). What it holds before does not matter. Calls that
-// may run at the same time need one each.
+// that add dQ up, 4 more for each number of it; in turns, 4 more for 4096. What it holds before
+// does not matter. Calls that may run at the same time need one each.
 std::size_t backward_scratch_bytes(const Problem& p, const BackwardOptions& options = {});
 
 // Empty, or a sentence that says why `kernel` cannot take this problem on the current GPU.
@@ -94,8 +94,8 @@ struct Passed {
   float* LSE2;        // [B, Hq, rows]: LSE log2 e; where P is 0 anyway (padding, LSE = -inf) +inf
   float* D;           // [B, Hq, rows]: rowsum(dO o O); 0 in the padding
   float* dQ;          // the sums before they are scaled; null if the kernel does not add
-  int* turn;          // [B, Hq, rows / 64, D / 64]: how many have added; null: in any order
   std::int64_t rows;  // of a head
+  int* turn = nullptr;  // [B, Hq, rows / 64, D / 64]: how many have added; null: in any order
 
   static std::int64_t padded_rows(std::int64_t Nq) { return (Nq + 127) / 128 * 128; }
   static std::int64_t padded(std::int64_t d) { return d <= 64 ? 64 : d <= 128 ? 128 : 256; }

@@ -10,9 +10,9 @@ namespace {
 constexpr int threads = 256;
 
 // D_i = sum_x dO_ix O_ix;  LSE2_i = log2(e) LSE_i, so that P_ij = 2^(c S_ij - LSE2_i).
-// Eight columns a thread, D / 8 threads a row. The last rows first, so that what the next kernel
-// begins with has just been written and is still in the L2 cache. The padding gets LSE2 = +inf: P = 2^-inf = 0. So do
-// rows that saw no key, whose LSE is -inf.
+// Eight columns a thread, D / 8 threads a row. The last rows first: what the next kernel begins
+// with has then just been written, and is in the L2 cache. The padding gets LSE2 = +inf, so that
+// P = 2^-inf = 0. So do rows that saw no key, whose LSE is -inf.
 template <int D, class T>
 __global__ void __launch_bounds__(threads)
     before_kernel(Problem p, Backward<T> t, Passed passed, bool aligned) {

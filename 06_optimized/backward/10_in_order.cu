@@ -1,10 +1,10 @@
 // Rung 10: the same bits in every run, with five products.
 //
-// The idea: a sum of floats depends on the order of its terms, and the copy engine of rung 9 adds up
-// dQ in the order in which blocks happen to come. The two kernels of rung 3 avoid that and pay with
-// seven products. Here blocks take turns instead. For each 64 x 64 numbers of dQ a counter says how
-// many blocks have added; a block waits until it is its turn, adds, and passes the turn on when the
-// sum has arrived.
+// The idea: a sum of floats depends on the order of its terms, and the copy engine of rung 9 adds
+// up dQ in the order in which blocks happen to come. The two kernels of rung 3 avoid that and pay
+// with seven products. Here blocks take turns instead. For each 64 x 64 numbers of dQ a counter
+// says how many blocks have added; a block waits until it is its turn, adds, and passes the turn on
+// when the sum has arrived.
 //   who goes first  the block with the last keys, then the one before it, and so on. With a causal
 //                   mask it begins at the diagonal, and every earlier one reaches the same rows one
 //                   step later: if all start at once nobody waits

@@ -1,5 +1,7 @@
 // ./learn export 06, backward: how a launch is called. O and LSE come from a reference.
 #pragma once
+#include <string>
+
 #include "06_optimized/backward.hpp"
 #include "common/practice/exported.hpp"
 
@@ -15,11 +17,16 @@ inline bool check(const char* name, const Problem& p,
   const auto floats = [](std::int64_t count) {
     return exported::unwritten(std::size_t(count) * sizeof(float));
   };
-  const DeviceMemory LSE2 = floats(rows), D = floats(rows), dQ = floats(rows * Passed::padded(p.d));
+  const std::int64_t sums = rows * Passed::padded(p.d);
+  const DeviceMemory LSE2 = floats(rows), D = floats(rows), dQ = floats(sums);
+  const DeviceMemory turns = floats(sums / 4096);
+  const bool in_order = std::string(name).find("in_order") != std::string::npos;
   return exported::check_backward<Element>(
       name, p, {true, true, false}, [&](const Backward<Element>& t, const float*) {
         launch(p, t, float(p.softmax_scale()),
-               {LSE2.as<float>(), D.as<float>(), dQ.as<float>(), head}, nullptr);
+               {LSE2.as<float>(), D.as<float>(), dQ.as<float>(), head,
+                in_order ? turns.as<int>() : nullptr},
+               nullptr);
       });
 }
 

@@ -38,6 +38,9 @@ void look(void (*launch)(const Problem&, const Forward<Half>&, float, unsigned*,
            p.causal == Causal::none ? nullptr : taken.as<unsigned>(), nullptr);
   });
 }
+bool is_one_of(std::initializer_list<std::string_view> names) {
+  return std::find(names.begin(), names.end(), FA_TEXT(FA_XRAY_LAUNCH)) != names.end();
+}
 void look(void (*launch)(const Problem&, const Backward<Half>&, float, const Passed&, cudaStream_t),
           const Problem& p) {
   const std::int64_t rows = Passed::padded_rows(p.Nq);
@@ -45,20 +48,21 @@ void look(void (*launch)(const Problem&, const Backward<Half>&, float, const Pas
       dO("dO", p.Nq, p.d), dQ("dQ", p.Nq, p.d), dK("dK", p.Nk, p.d), dV("dV", p.Nk, p.d);
   const xray::Tensor LSE("LSE", p.Nq, 1), LSE2("LSE2", rows, 1), D("D", rows, 1),
       sums("sums of dQ", rows, Passed::padded(p.d));
+  const DeviceMemory turns(std::size_t(rows * Passed::padded(p.d) / 4096) * sizeof(int));
+  FA_CUDA_CHECK(cudaMemset(turns.as<int>(), 0, turns.bytes()));
   const auto view = [&](const Halves& t, std::int64_t N) {
     return contiguous(t.data(), 1, N, p.d);
   };
   launch(p,
          {view(Q, p.Nq), view(K, p.Nk), view(V, p.Nk), view(O, p.Nq), view(dO, p.Nq), LSE.data(),
           view(dQ, p.Nq), view(dK, p.Nk), view(dV, p.Nk)},
-         float(p.softmax_scale()), {LSE2.data(), D.data(), sums.data(), rows}, nullptr);
+         float(p.softmax_scale()),
+         {LSE2.data(), D.data(), sums.data(), rows,
+          is_one_of({"launch_backward_in_order"}) ? turns.as<int>() : nullptr},
+         nullptr);
 }
 
 // ---- what they take ----
-
-bool is_one_of(std::initializer_list<std::string_view> names) {
-  return std::find(names.begin(), names.end(), FA_TEXT(FA_XRAY_LAUNCH)) != names.end();
-}
 void look(const xray::Arguments& a, std::int64_t Nq, std::int64_t Nk) {
   Problem p = a.problem();
   p.Nq = Nq;

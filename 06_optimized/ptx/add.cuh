@@ -23,8 +23,8 @@ __device__ inline void add(float* to, const float* x) {
 
 // ---- in turns ----
 // A sum of floats depends on the order. Blocks of threads that add one after the other count in
-// `turn`, which begins as 0, how many have done so. A block must not wait for one that starts later:
-// it may hold the SM that the other one needs.
+// `turn`, which begins as 0, how many have done so. A block must not wait for one that starts
+// later: it may hold the SM that the other one needs.
 
 #ifndef FA_EMULATED
 // Waits until n have added. What they have done is seen, by the copy engine too.

@@ -238,7 +238,8 @@ class Said(unittest.TestCase):
     PRODUCTS = ("fa2", "hopper")
     RUNGS = {"forward": ["mma", "cp_async", "swizzle", "wide_warps", "two_loops", "fa2", "tma", "wgmma", "ring", "specialised",
                          "lock no_lock", "overlap", "rows", "persistent", "longest_first", "hopper"],
-             "backward": ["mma", "swizzle", "two_kernels", "fused", "bulk", "early", "at_once", "late", "masks", "hopper"]}
+             "backward": ["mma", "swizzle", "two_kernels", "fused", "bulk", "early", "at_once", "late", "masks", "in_order",
+                          "hopper"]}
 
     def test_is_what_is_recorded(self) -> None:
         stage = sweep.ROOT / sweep.STAGES["06"]
