@@ -1,4 +1,5 @@
 """What a stage's `check/tune.py` says of a kernel: which shapes it could have, and what each of them costs."""
+
 from __future__ import annotations
 
 import hashlib
@@ -18,18 +19,22 @@ class Bad(Exception):
 @dataclass(frozen=True)
 class Gpu:
     name: str
-    capability: int      # 90 for 9.0
-    shared_block: int    # bytes that a block may ask for
-    shared_sm: int       # bytes that all blocks of an SM share
+    capability: int  # 90 for 9.0
+    shared_block: int  # bytes that a block may ask for
+    shared_sm: int  # bytes that all blocks of an SM share
 
     def __str__(self) -> str:
         return f"{self.name}, compute capability {self.capability // 10}.{self.capability % 10}"
 
 
 # For --list without a GPU: https://docs.nvidia.com/cuda/cuda-c-programming-guide/, "Technical Specifications".
-KNOWN = {"a100": Gpu("NVIDIA A100", 80, 163 << 10, 164 << 10), "rtx3090": Gpu("NVIDIA RTX 3090", 86, 99 << 10, 100 << 10),
-         "rtx4090": Gpu("NVIDIA RTX 4090", 89, 99 << 10, 100 << 10), "h100": Gpu("NVIDIA H100", 90, 227 << 10, 228 << 10),
-         "h200": Gpu("NVIDIA H200", 90, 227 << 10, 228 << 10)}
+KNOWN = {
+    "a100": Gpu("NVIDIA A100", 80, 163 << 10, 164 << 10),
+    "rtx3090": Gpu("NVIDIA RTX 3090", 86, 99 << 10, 100 << 10),
+    "rtx4090": Gpu("NVIDIA RTX 4090", 89, 99 << 10, 100 << 10),
+    "h100": Gpu("NVIDIA H100", 90, 227 << 10, 228 << 10),
+    "h200": Gpu("NVIDIA H200", 90, 227 << 10, 228 << 10),
+}
 
 
 @dataclass
@@ -37,35 +42,36 @@ class Candidate:
     name: str
     d: int
     threads: int
-    shared: int          # bytes of a block
-    registers: int       # of a thread that computes: those of tiles alone, and `Space.besides`
-    code: str            # struct Tuned and what else goes before the end of the kernel's namespace
+    shared: int  # bytes of a block
+    registers: int  # of a thread that computes: those of tiles alone, and `Space.besides`
+    code: str  # struct Tuned and what else goes before the end of the kernel's namespace
     edits: tuple[tuple[str, str], ...] = ()  # of the kernel's file
-    dead: str = ""       # why it need not be compiled
+    dead: str = ""  # why it need not be compiled
     hand_made: bool = False
 
 
 @dataclass
 class Space:
     kernel: str
-    file: str            # relative to the repository
-    dtype: str           # that is timed
-    types: tuple[str, ...]   # that the product takes
+    file: str  # relative to the repository
+    dtype: str  # that is timed
+    types: tuple[str, ...]  # that the product takes
     capability: int
-    alone: bool          # runs on that capability only
+    alone: bool  # runs on that capability only
     d: tuple[int, ...]
     lengths: tuple[int, ...]
-    heads_times_d: int   # of a timed problem
-    tokens: int          # B N of a timed problem
-    launch: str          # C++: template <class T> bool launch_tuned(p, t, call)
-    besides: int         # registers beside those of tiles; an estimate, ptxas has the last word
-    spills: int = 0      # bytes that may spill
+    heads_times_d: int  # of a timed problem
+    tokens: int  # B N of a timed problem
+    launch: str  # C++: template <class T> bool launch_tuned(p, t, call)
+    besides: int  # registers beside those of tiles; an estimate, ptxas has the last word
+    spills: int = 0  # bytes that may spill
 
     def unfit(self, gpu: Gpu) -> str:
         if gpu.capability == self.capability or gpu.capability > self.capability and not self.alone:
             return ""
         here, wanted = (f"{c // 10}.{c % 10}" for c in (gpu.capability, self.capability))
-        return f"{self.kernel} is for compute capability {wanted}{' alone' if self.alone else ' and later'}, this is {here}"
+        scope = "alone" if self.alone else "and later"
+        return f"{self.kernel} is for compute capability {wanted} {scope}, this is {here}"
 
     def candidates(self, gpu: Gpu) -> list[Candidate]:
         raise NotImplementedError
@@ -85,9 +91,11 @@ class Space:
         outer = re.search(r"^namespace (fa::\w+) \{$", text, re.M)
         if not outer:
             raise Bad(f"{self.file} has no namespace of a stage")
-        cases = "".join(f"      case TunedCall::{t}:\n"
-                        f"        return launch_tuned(*c->problem, *static_cast<const Forward<{CPP[t]}>*>(c->tensors), *c);\n"
-                        for t in types)
+        cases = "".join(
+            f"      case TunedCall::{t}:\n"
+            f"        return launch_tuned(*c->problem, *static_cast<const Forward<{CPP[t]}>*>(c->tensors), *c);\n"
+            for t in types
+        )
         return f"""{text[:text.rindex(end)]}
 {c.code}
 {self.launch}
@@ -133,6 +141,7 @@ def files_of(file: str) -> list[str]:
         for other in re.findall(r'^\s*#\s*include "([^"]+)"', (ROOT / name).read_text(encoding="utf-8"), re.M):
             if "/on_cpu/" not in other and not other.startswith("common/emulator/"):
                 add(other)
+
     add(file)
     return found
 
@@ -148,6 +157,7 @@ def sources(file: str) -> str:
 @dataclass
 class Count:
     """Adds up why candidates are dead, for the last lines of a list."""
+
     by: dict[str, int] = field(default_factory=dict)
 
     def add(self, reason: str) -> None:

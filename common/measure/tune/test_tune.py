@@ -1,4 +1,5 @@
 """Without a GPU: which shapes are tried and what they cost, and which files FA_TUNED refuses."""
+
 from __future__ import annotations
 
 import contextlib
@@ -40,7 +41,9 @@ class Candidates(unittest.TestCase):
                 for mask in tune.MASKS:
                     for n in space.lengths:
                         hand = [c for c in every if (c.d, c.name) == (d, space.hand_made(d, mask, n))]
-                        self.assertEqual([(c.hand_made, c.dead) for c in hand], [(True, "")], (space.kernel, d, mask, n))
+                        self.assertEqual(
+                            [(c.hand_made, c.dead) for c in hand], [(True, "")], (space.kernel, d, mask, n)
+                        )
 
     def test_each_fits_its_kernel_s_file(self) -> None:
         for space in tune.spaces():
@@ -53,8 +56,10 @@ class Candidates(unittest.TestCase):
         by_name = {(s.kernel, c.d, c.name): c for s in tune.spaces() for c in s.candidates(H200)}
         self.assertEqual(by_name["hopper", 128, "128x128_stages2_Q2_O_by_Q"].shared, 1024 + 6 * 128 * 128 * 2)
         self.assertEqual(by_name["fa2", 128, "128x64_warps4"].shared, (128 + 2 * 64) * 128 * 2)
-        self.assertEqual(by_name["longest_first", 64, "128x64_chunk4096_blocks2"].shared,
-                         4 * (128 * 64 + 128 + 2 * (64 * 64 + 32) + 4 * (64 * 32 + 64)))
+        self.assertEqual(
+            by_name["longest_first", 64, "128x64_chunk4096_blocks2"].shared,
+            4 * (128 * 64 + 128 + 2 * (64 * 64 + 32) + 4 * (64 * 32 + 64)),
+        )
 
     def test_a_smaller_gpu_has_fewer(self) -> None:
         fa2 = space_of("fa2")
@@ -78,10 +83,13 @@ class Words(unittest.TestCase):
         self.assertIn("nothing to try: hopper is for compute capability 9.0 alone", said("--list", "--gpu", "a100")[1])
 
     def test_wrong_use(self) -> None:
-        for words, wanted in ((("--only", "fa3"), "no kernel 'fa3'; there are longest_first, fa2, hopper"),
-                              (("--list", "--gpu", "tpu"), "--gpu knows a100, rtx3090, rtx4090, h100, h200, got 'tpu'"),
-                              (("--gpu", "h200"), "--gpu is for --list"), (("--rounds", "0"), "must be at least 1"),
-                              (("--fast",), "unrecognized arguments: --fast")):
+        for words, wanted in (
+            (("--only", "fa3"), "no kernel 'fa3'; there are longest_first, fa2, hopper"),
+            (("--list", "--gpu", "tpu"), "--gpu knows a100, rtx3090, rtx4090, h100, h200, got 'tpu'"),
+            (("--gpu", "h200"), "--gpu is for --list"),
+            (("--rounds", "0"), "must be at least 1"),
+            (("--fast",), "unrecognized arguments: --fast"),
+        ):
             code, text = said(*words)
             self.assertEqual((code, len(text.splitlines())), (2, 1), text)
             self.assertIn(wanted, text)
@@ -94,13 +102,25 @@ class Words(unittest.TestCase):
 
 
 def cell(n: int, best: str, hand_of_best: float) -> dict[str, object]:
-    return {"kernel": "hopper", "d": 128, "mask": "none", "N": n, "hand_made": "a", "best": best, "hand_of_best": hand_of_best,
-            "tflops": {"a": 700.4, best: 700.4 / hand_of_best}}
+    return {
+        "kernel": "hopper",
+        "d": 128,
+        "mask": "none",
+        "N": n,
+        "hand_made": "a",
+        "best": best,
+        "hand_of_best": hand_of_best,
+        "tflops": {"a": 700.4, best: 700.4 / hand_of_best},
+    }
 
 
-MEASURED = {"gpu": "the emulator", "compiler": "13.0.88", "method": "by hand",
-            "kernels": {"hopper": {"sources": sources("06_optimized/forward/hopper.cu"), "all": 9, "timed": 2}},
-            "cells": [cell(1024, "a", 1), cell(4096, "b", 0.985), cell(16384, "b", 0.9)]}
+MEASURED = {
+    "gpu": "the emulator",
+    "compiler": "13.0.88",
+    "method": "by hand",
+    "kernels": {"hopper": {"sources": sources("06_optimized/forward/hopper.cu"), "all": 9, "timed": 2}},
+    "cells": [cell(1024, "a", 1), cell(4096, "b", 0.985), cell(16384, "b", 0.9)],
+}
 
 
 class Tables(unittest.TestCase):
@@ -120,7 +140,9 @@ class Tables(unittest.TestCase):
         recorded = ROOT / "06_optimized/results/tuning.json"
         if recorded.exists():
             page = (ROOT / "docs/tuning.md").read_text(encoding="utf-8")
-            self.assertEqual(tune.in_page(page, tune.of_page(tune.json.loads(recorded.read_text(encoding="utf-8")))), page)
+            self.assertEqual(
+                tune.in_page(page, tune.of_page(tune.json.loads(recorded.read_text(encoding="utf-8")))), page
+            )
 
 
 @unittest.skipUnless(shutil.which(CXX), "no C++ compiler")
@@ -146,10 +168,13 @@ class Files(unittest.TestCase):
     @classmethod
     def library(cls, name: str, of: str, body: str) -> None:
         source = cls.folder / (name + ".cpp")
-        source.write_text('#include "common/core/tuned.hpp"\n'
-                          f'extern "C" const char* fa_tuned_sources() {{ return "{of}"; }}\n'
-                          'extern "C" int fa_tuned_launch(const fa::TunedCall*, [[maybe_unused]] const char** error) '
-                          f"{{ {body} }}\n", encoding="utf-8")
+        source.write_text(
+            '#include "common/core/tuned.hpp"\n'
+            f'extern "C" const char* fa_tuned_sources() {{ return "{of}"; }}\n'
+            'extern "C" int fa_tuned_launch(const fa::TunedCall*, [[maybe_unused]] const char** error) '
+            f"{{ {body} }}\n",
+            encoding="utf-8",
+        )
         cls.compile(["-shared", "-fPIC", str(source), "-o", str(cls.folder / name)])
 
     def asked(self, text: str | None, n: int = 16384) -> str:
@@ -157,8 +182,13 @@ class Files(unittest.TestCase):
         file.unlink(missing_ok=True)
         if text is not None:
             file.write_text(text, encoding="utf-8")
-        done = subprocess.run([str(self.folder / "asks"), str(n)], capture_output=True, text=True, check=True,
-                              env={**os.environ, "FA_TUNED": str(file)})
+        done = subprocess.run(
+            [str(self.folder / "asks"), str(n)],
+            capture_output=True,
+            text=True,
+            check=True,
+            env={**os.environ, "FA_TUNED": str(file)},
+        )
         first, second = done.stdout.splitlines()
         self.assertEqual(first, second)
         return first
@@ -167,8 +197,13 @@ class Files(unittest.TestCase):
         return tune.tuned_file(MEASURED, {("hopper", 128, "b"): library})
 
     def test_without_a_file(self) -> None:
-        done = subprocess.run([str(self.folder / "asks"), "4096"], capture_output=True, text=True, check=True,
-                              env={key: value for key, value in os.environ.items() if key != "FA_TUNED"})
+        done = subprocess.run(
+            [str(self.folder / "asks"), "4096"],
+            capture_output=True,
+            text=True,
+            check=True,
+            env={key: value for key, value in os.environ.items() if key != "FA_TUNED"},
+        )
         self.assertEqual(done.stdout, "as in the code\n" * 2)
 
     def test_the_cell_of_a_problem(self) -> None:
@@ -181,15 +216,19 @@ class Files(unittest.TestCase):
 
     def test_refused(self) -> None:
         good = self.text()
-        for text, words in ((None, "cannot be read"), ("", "ends too early"), ("{}\n", "is not a file of ./learn tune"),
-                            (good.replace("the emulator", "NVIDIA A100"),
-                             "was measured on NVIDIA A100, this GPU is the emulator"),
-                            (good.replace("kernel hopper ", "kernel hopper 0"), "was measured with other sources of hopper, 0"),
-                            (good.replace("kernel hopper", "kernel wgmma"), "does not know, 'wgmma'"),
-                            (good.replace("end\n", ""), "ends too early"), (good + "cell\n", "line 9 cannot be read: 'cell'"),
-                            (good.replace("none 1024", "some 1024"), "line 5 cannot be read"),
-                            (self.text("none.so"), "its library cannot be loaded"),
-                            (self.text("old.so"), "its library old.so was made from other sources")):
+        for text, words in (
+            (None, "cannot be read"),
+            ("", "ends too early"),
+            ("{}\n", "is not a file of ./learn tune"),
+            (good.replace("the emulator", "NVIDIA A100"), "was measured on NVIDIA A100, this GPU is the emulator"),
+            (good.replace("kernel hopper ", "kernel hopper 0"), "was measured with other sources of hopper, 0"),
+            (good.replace("kernel hopper", "kernel wgmma"), "does not know, 'wgmma'"),
+            (good.replace("end\n", ""), "ends too early"),
+            (good + "cell\n", "line 9 cannot be read: 'cell'"),
+            (good.replace("none 1024", "some 1024"), "line 5 cannot be read"),
+            (self.text("none.so"), "its library cannot be loaded"),
+            (self.text("old.so"), "its library old.so was made from other sources"),
+        ):
             answer = self.asked(text)
             self.assertTrue(answer.startswith(f"FA_TUNED: {self.folder / 'tuned.txt'}: "), answer)
             self.assertIn(words, answer)

@@ -13,6 +13,7 @@ the fastest go on to 11 rounds, in an order drawn anew for each. A figure is the
 
 Exit code 1: something failed; 2: wrong use; 3: this machine lacks something.
 """
+
 from __future__ import annotations
 
 import argparse
@@ -45,9 +46,9 @@ TYPES = ("fp32", "fp16", "bf16")  # TunedCall::Type
 ALLOWED = {"fp32": 1e-4, "fp16": 5e-3, "bf16": 1.5e-2}  # of a row of O, relative
 ALLOWED_LSE = 2e-3
 MASKS = ("none", "causal")
-NEAR = 0.02      # as good as the best
+NEAR = 0.02  # as good as the best
 FINALIST = 1.06  # this much slower than the fastest, and it is timed once only
-BLOCK_MS = 3.0   # of launches, for one figure
+BLOCK_MS = 3.0  # of launches, for one figure
 
 
 class Missing(Exception):
@@ -68,6 +69,7 @@ def spaces() -> list[Space]:
 
 # ---------------------------------------------------------------- the list
 
+
 def listed(chosen: Sequence[Space], gpu: Gpu) -> str:
     lines = [f"{gpu}: {gpu.shared_block} bytes of shared memory a block, {gpu.shared_sm} an SM"]
     for space in chosen:
@@ -76,16 +78,26 @@ def listed(chosen: Sequence[Space], gpu: Gpu) -> str:
             continue
         every = space.candidates(gpu)
         count = Count()
-        lines += ["", f"{space.kernel}, {space.file}", f"  {'d':>3}  {'shape (rows x keys)':34} threads   shared  registers"]
+        lines += [
+            "",
+            f"{space.kernel}, {space.file}",
+            f"  {'d':>3}  {'shape (rows x keys)':34} threads   shared  registers",
+        ]
         for c in every:
             if c.dead:
                 count.add(c.dead)
             else:
-                lines.append(f"{'*' if c.hand_made else ' ':>1} {c.d:>3}  {c.name:34} {c.threads:>7} {c.shared:>8} {c.registers:>10}")
+                lines.append(
+                    f"{'*' if c.hand_made else ' '} {c.d:>3}  {c.name:34} "
+                    f"{c.threads:>7} {c.shared:>8} {c.registers:>10}"
+                )
         alive = sum(not c.dead for c in every)
         lines.append(f"  {alive} of {len(every)} shapes are worth compiling (*: in the code). The others:")
         lines += [f"  {n:>5}  {reason}" for reason, n in sorted(count.by.items(), key=lambda item: -item[1])]
-    lines += ["", "registers: of a thread that computes, an estimate; what ptxas spills is found when a shape is compiled"]
+    lines += [
+        "",
+        "registers: of a thread that computes, an estimate; what ptxas spills is found when a shape is compiled",
+    ]
     return "\n".join(lines)
 
 
@@ -97,12 +109,26 @@ def gpu_named(word: str) -> Gpu:
 
 # ---------------------------------------------------------------- built and verified
 
+
 def nvcc(text: str, library: Path, arch: str) -> str:
     """What ptxas said. The text goes beside the library, as a file to look into."""
     source = library.with_suffix(".cu")
     source.write_text('#include "common/core/tuned.hpp"\n' + text, encoding="utf-8")
-    command = ["nvcc", "-std=c++20", "-O3", "-diag-suppress=554,177", "-gencode", f"arch=compute_{arch},code=sm_{arch}",
-               "-shared", "-Xcompiler=-fPIC,-fvisibility=hidden", "-Xptxas=-v", f"-I{ROOT}", str(source), "-o", str(library)]
+    command = [
+        "nvcc",
+        "-std=c++20",
+        "-O3",
+        "-diag-suppress=554,177",
+        "-gencode",
+        f"arch=compute_{arch},code=sm_{arch}",
+        "-shared",
+        "-Xcompiler=-fPIC,-fvisibility=hidden",
+        "-Xptxas=-v",
+        f"-I{ROOT}",
+        str(source),
+        "-o",
+        str(library),
+    ]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         wrong = re.search(r"error\s*:\s*(.*)", done.stderr)
@@ -146,6 +172,7 @@ def verified(library: Path, d: int, types: Sequence[str], judge: Path) -> None:
 
 
 # ---------------------------------------------------------------- judge.cu
+
 
 class Judge:
     def __init__(self, library: Path) -> None:
@@ -192,11 +219,14 @@ def verify(judge: Path, library: Path, d: int, types: Sequence[str]) -> None:
 
 # ---------------------------------------------------------------- timed
 
+
 def flop(batch: int, heads: int, n: int, d: int, mask: str) -> float:
     return 4 * batch * heads * d * (n * (n + 1) / 2 if mask == "causal" else n * n)
 
 
-def timed(judge: Judge, space: Space, d: int, mask: str, n: int, launches: dict[str, Any], rounds: int) -> dict[str, Any]:
+def timed(
+    judge: Judge, space: Space, d: int, mask: str, n: int, launches: dict[str, Any], rounds: int
+) -> dict[str, Any]:
     hand = space.hand_made(d, mask, n)
     batch, heads = max(1, space.tokens // n), space.heads_times_d // d
     judge.case(batch, heads, n, d, mask, space.dtype)
@@ -221,8 +251,18 @@ def timed(judge: Judge, space: Space, d: int, mask: str, n: int, launches: dict[
     ratio = {name: statistics.median(h / x for h, x in zip(ms[hand], ms[name])) for name in ms}
     best = max(ratio, key=lambda name: ratio[name])
     speed = {name: flop(batch, heads, n, d, mask) / statistics.median(ms[name]) / 1e9 for name in ms}
-    return {"kernel": space.kernel, "d": d, "mask": mask, "N": n, "hand_made": hand, "best": best,
-            "hand_of_best": 1 / ratio[best], "tflops": speed, "speed_of_hand_made": ratio, "once_ms": once}
+    return {
+        "kernel": space.kernel,
+        "d": d,
+        "mask": mask,
+        "N": n,
+        "hand_made": hand,
+        "best": best,
+        "hand_of_best": 1 / ratio[best],
+        "tflops": speed,
+        "speed_of_hand_made": ratio,
+        "once_ms": once,
+    }
 
 
 def chosen_of(cell: dict[str, Any]) -> str:
@@ -232,14 +272,20 @@ def chosen_of(cell: dict[str, Any]) -> str:
 
 # ---------------------------------------------------------------- told
 
+
 def table(data: dict[str, Any]) -> str:
-    lines = ["| kernel | d | mask | N | in the code | TFLOP/s | best | TFLOP/s | code / best |",
-             "| --- | --- | --- | --- | --- | --- | --- | --- | --- |"]
+    lines = [
+        "| kernel | d | mask | N | in the code | TFLOP/s | best | TFLOP/s | code / best |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
+    ]
     for c in data["cells"]:
         same = c["best"] == c["hand_made"]
-        lines.append(f"| {c['kernel']} | {c['d']} | {c['mask']} | {c['N']} | `{c['hand_made']}` | {c['tflops'][c['hand_made']]:.0f} | "
-                     f"{'the same' if same else '`' + c['best'] + '`'} | {c['tflops'][c['best']]:.0f} | "
-                     f"{c['hand_of_best']:.3f}{'' if c['hand_of_best'] >= 1 - NEAR else ' **!**'} |")
+        lines.append(
+            f"| {c['kernel']} | {c['d']} | {c['mask']} | {c['N']} | `{c['hand_made']}` | "
+            f"{c['tflops'][c['hand_made']]:.0f} | "
+            f"{'the same' if same else '`' + c['best'] + '`'} | {c['tflops'][c['best']]:.0f} | "
+            f"{c['hand_of_best']:.3f}{'' if c['hand_of_best'] >= 1 - NEAR else ' **!**'} |"
+        )
     return "\n".join(lines)
 
 
@@ -249,14 +295,19 @@ def verdict(data: dict[str, Any]) -> str:
         cells = [c for c in data["cells"] if c["kernel"] == kernel]
         near = sum(c["hand_of_best"] >= 1 - NEAR for c in cells)
         shapes = data["kernels"][kernel]
-        lines.append(f"{kernel}: the shape in the code is within {NEAR:.0%} of the best in {near} of {len(cells)} cells; "
-                     f"{shapes['timed']} of {shapes['all']} shapes were timed.")
+        lines.append(
+            f"{kernel}: the shape in the code is within {NEAR:.0%} of the best in {near} of {len(cells)} cells; "
+            f"{shapes['timed']} of {shapes['all']} shapes were timed."
+        )
     return "\n".join(lines)
 
 
 def of_page(data: dict[str, Any]) -> str:
-    return (f"{table(data)}\n\n" + verdict(data).replace("\n", "\n\n") +
-            f"\n\n{data['gpu']}, nvcc {data['compiler']}; {data['method']}.")
+    return (
+        f"{table(data)}\n\n"
+        + verdict(data).replace("\n", "\n\n")
+        + f"\n\n{data['gpu']}, nvcc {data['compiler']}; {data['method']}."
+    )
 
 
 def in_page(page: str, text: str) -> str:
@@ -272,12 +323,15 @@ def tuned_file(data: dict[str, Any], libraries: dict[tuple[str, int, str], str])
     lines += [f"kernel {name} {kernel['sources']}" for name, kernel in data["kernels"].items()]
     for c in data["cells"]:
         choice = chosen_of(c)
-        lines.append(f"cell {c['kernel']} {c['d']} {c['mask']} {c['N']} "
-                     f"{'-' if choice == '-' else libraries[c['kernel'], c['d'], choice]}")
+        lines.append(
+            f"cell {c['kernel']} {c['d']} {c['mask']} {c['N']} "
+            f"{'-' if choice == '-' else libraries[c['kernel'], c['d'], choice]}"
+        )
     return "\n".join([*lines, "end", ""])
 
 
 # ---------------------------------------------------------------- all of it
+
 
 def compiler() -> str:
     if not shutil.which("nvcc"):
@@ -289,9 +343,24 @@ def compiler() -> str:
 
 def judge_of(folder: Path) -> tuple[Path, Gpu]:
     library = folder / "judge.so"
-    done = subprocess.run(["nvcc", "-std=c++20", "-O2", "-diag-suppress=554", "-arch=native", "-shared",
-                           "-Xcompiler=-fPIC,-fvisibility=hidden", f"-I{ROOT}", str(HERE / "judge.cu"), "-o", str(library)],
-                          capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [
+            "nvcc",
+            "-std=c++20",
+            "-O2",
+            "-diag-suppress=554",
+            "-arch=native",
+            "-shared",
+            "-Xcompiler=-fPIC,-fvisibility=hidden",
+            f"-I{ROOT}",
+            str(HERE / "judge.cu"),
+            "-o",
+            str(library),
+        ],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     if done.returncode:
         raise Missing(f"nvcc cannot compile for this machine's GPU: {done.stderr.strip().splitlines()[-1][:200]}")
     try:
@@ -307,8 +376,14 @@ def measure(chosen: Sequence[Space], out: Path, rounds: int, seed: int, jobs: in
     with tempfile.TemporaryDirectory(dir=out) as name:
         folder = Path(name)
         judge_library, gpu = judge_of(folder)
-        data: dict[str, Any] = {"gpu": str(gpu), "compiler": version, "kernels": {}, "cells": [], "shapes": [],
-                                "method": f"{rounds} rounds, order drawn anew, blocks of {BLOCK_MS:g} ms"}
+        data: dict[str, Any] = {
+            "gpu": str(gpu),
+            "compiler": version,
+            "kernels": {},
+            "cells": [],
+            "shapes": [],
+            "method": f"{rounds} rounds, order drawn anew, blocks of {BLOCK_MS:g} ms",
+        }
         print(gpu)
         work: list[tuple[Space, Candidate]] = []
         every: dict[str, list[Candidate]] = {}
@@ -327,37 +402,69 @@ def measure(chosen: Sequence[Space], out: Path, rounds: int, seed: int, jobs: in
                 if library := future.result():
                     libraries[space.kernel, c.d, c.name] = library
                 if number % 20 == 0 or number == len(work):
-                    print(f"{number}/{len(work)} shapes compiled and verified, {len(libraries)} are alive, "
-                          f"{time.monotonic() - began:.0f} s", flush=True)
+                    print(
+                        f"{number}/{len(work)} shapes compiled and verified, {len(libraries)} are alive, "
+                        f"{time.monotonic() - began:.0f} s",
+                        flush=True,
+                    )
         for space in chosen:
             if space.kernel not in every:
                 continue
             timed_shapes = sum(key[0] == space.kernel for key in libraries)
-            data["kernels"][space.kernel] = {"file": space.file, "sources": sources(space.file),
-                                             "all": len(every[space.kernel]), "timed": timed_shapes}
-            data["shapes"] += [{"kernel": space.kernel, "d": c.d, "name": c.name, "shared": c.shared, "registers": c.registers,
-                                "dead": c.dead} for c in every[space.kernel]]
+            data["kernels"][space.kernel] = {
+                "file": space.file,
+                "sources": sources(space.file),
+                "all": len(every[space.kernel]),
+                "timed": timed_shapes,
+            }
+            data["shapes"] += [
+                {
+                    "kernel": space.kernel,
+                    "d": c.d,
+                    "name": c.name,
+                    "shared": c.shared,
+                    "registers": c.registers,
+                    "dead": c.dead,
+                }
+                for c in every[space.kernel]
+            ]
         random.seed(seed)
         judge = Judge(judge_library)
         for space in chosen:
             for d in space.d if space.kernel in every else ():
-                launches = {name: launch_of(path) for (kernel, of, name), path in libraries.items()
-                            if kernel == space.kernel and of == d}
+                launches = {
+                    name: launch_of(path)
+                    for (kernel, of, name), path in libraries.items()
+                    if kernel == space.kernel and of == d
+                }
                 for mask in MASKS:
                     for n in space.lengths:
                         cell = timed(judge, space, d, mask, n, launches, rounds)
                         data["cells"].append(cell)
-                        print(f"{space.kernel}, d {d}, {mask}, N {n}: {cell['best']}, the code's is at "
-                              f"{cell['hand_of_best']:.3f} of it ({time.monotonic() - began:.0f} s)", flush=True)
+                        print(
+                            f"{space.kernel}, d {d}, {mask}, N {n}: {cell['best']}, the code's is at "
+                            f"{cell['hand_of_best']:.3f} of it ({time.monotonic() - began:.0f} s)",
+                            flush=True,
+                        )
         names = kept(chosen, data, every, gpu, folder, out, judge_library, jobs)
         write_whole(out / "results.json", json.dumps(data, indent=1) + "\n")
         write_whole(out / "tuned.txt", tuned_file(data, names))
-    print(f"\n{table(data)}\n\n{verdict(data)}\n\n{time.monotonic() - began:.0f} s. To use it: "
-          f"FA_TUNED={(out / 'tuned.txt').resolve()}")
+    print(
+        f"\n{table(data)}\n\n{verdict(data)}\n\n{time.monotonic() - began:.0f} s. To use it: "
+        f"FA_TUNED={(out / 'tuned.txt').resolve()}"
+    )
 
 
-def kept(chosen: Sequence[Space], data: dict[str, Any], every: dict[str, list[Candidate]], gpu: Gpu, folder: Path, out: Path,
-         judge: Path, jobs: int) -> dict[tuple[str, int, str], str]:
+def kept(
+    chosen: Sequence[Space],
+    data: dict[str, Any],
+    every: dict[str, list[Candidate]],
+    gpu: Gpu,
+    folder: Path,
+    out: Path,
+    judge: Path,
+    jobs: int,
+) -> dict[tuple[str, int, str], str]:
     """The winners once more, for all types of the product, and beside the file."""
     winners = {(c["kernel"], c["d"], chosen_of(c)) for c in data["cells"] if chosen_of(c) != "-"}
     by_name = {space.kernel: space for space in chosen}
@@ -370,6 +477,7 @@ def kept(chosen: Sequence[Space], data: dict[str, Any], every: dict[str, list[Ca
         verified(library, c.d, space.types, judge)
         os.replace(library, out / library.name)
         return library.name
+
     with ThreadPoolExecutor(jobs) as pool:
         return dict(zip(sorted(winners), pool.map(one, sorted(winners))))
 
@@ -377,9 +485,12 @@ def kept(chosen: Sequence[Space], data: dict[str, Any], every: dict[str, list[Ca
 def source_names(out: Path) -> None:
     """For the build: sources_of() of common/core/tuned.cpp."""
     lines = "".join(f'  if (kernel == "{s.kernel}") return "{sources(s.file)}";\n' for s in spaces())
-    text = ("// Made by common/measure/tune/tune.py: what the sources of a kernel are called, for FA_TUNED.\n#include <string>\n\n"
-            "namespace fa {\nconst char* sources_of(const std::string& kernel);\n"
-            f"const char* sources_of(const std::string& kernel) {{\n{lines}  return nullptr;\n}}\n}}  // namespace fa\n")
+    text = (
+        "// Made by common/measure/tune/tune.py: what the sources of a kernel are called, for FA_TUNED.\n"
+        "#include <string>\n\n"
+        "namespace fa {\nconst char* sources_of(const std::string& kernel);\n"
+        f"const char* sources_of(const std::string& kernel) {{\n{lines}  return nullptr;\n}}\n}}  // namespace fa\n"
+    )
     if not out.exists() or out.read_text(encoding="utf-8") != text:
         write_whole(out, text)
 
@@ -391,8 +502,11 @@ class Parser(argparse.ArgumentParser):
 
 
 def tune(words: Sequence[str]) -> None:
-    parser = Parser(prog="./learn tune", usage="./learn tune [--only fa2,hopper,longest_first] [--list [--gpu NAME]] "
-                    "[--rounds N] [--out FOLDER]", allow_abbrev=False)
+    parser = Parser(
+        prog="./learn tune",
+        usage="./learn tune [--only fa2,hopper,longest_first] [--list [--gpu NAME]] " "[--rounds N] [--out FOLDER]",
+        allow_abbrev=False,
+    )
     parser.add_argument("--list", action="store_true")
     parser.add_argument("--gpu")
     parser.add_argument("--only")
