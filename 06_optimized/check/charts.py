@@ -35,7 +35,7 @@ FORWARD = Pass(
      "lock": "10 ping-pong", "no_lock": "10 without the lock", "overlap": "11 overlap", "rows": "12 row by row",
      "persistent": "13 persistent", "longest_first": "14 longest first", "hopper": "hopper"},
     {"hopper": "hopper", "fa2": "fa2 (mma.sync)"}, ("stage04", "register_tiled", "04, fp32"),
-    "README.md",
+    "after_the_ladder.md",
     {64: "The exponentials take as long as the products here, so all stay far below the dashes, hopper the least.",
      128: "Twice the products for the same exponentials: hopper comes nearer to the dashes than at d = 64.",
      256: "With the most products for each exponential the way to the dashes is the shortest; short causal sequences "
@@ -85,8 +85,8 @@ def lengths(r: Results, p: Pass) -> list[float | str]:
     return sorted({row.keys["N"] for row in r.select(stage="peer", what=p.what, variant="cudnn")})
 
 
-def table(p: Pass, name: str, header: Sequence[str], lines: Sequence[Sequence[str]]) -> Table | None:
-    return Table(name, header, lines, p.page) if lines else None
+def table(p: Pass, name: str, header: Sequence[str], lines: Sequence[Sequence[str]], page: str = "") -> Table | None:
+    return Table(name, header, lines, page or p.page) if lines else None
 
 
 # ---------------------------------------------------------------- charts
@@ -154,7 +154,8 @@ def ratios(r: Results, p: Pass, chip: str) -> Table | None:
             if any(cell != "–" for cell in cells):
                 lines.append([f"{d}", MASK[causal], label, *cells])
     return table(p, f"{p.prefix}ratios_{chip}",
-                 ["d", "mask", "speed relative to cuDNN", *(f"N {n:g}" for n in lengths(r, p))], lines)
+                 ["d", "mask", "speed relative to cuDNN", *(f"N {n:g}" for n in lengths(r, p))], lines,
+                 "README.md" if (p, chip) == (FORWARD, "hot") else p.page)
 
 
 def errors(r: Results, p: Pass) -> Table | None:
@@ -211,7 +212,7 @@ def ptxas() -> Table:
     lines = [[f"`{k['name'].replace('__nv_bfloat16', 'bf16').replace('__half', 'fp16')}`", k["source"],
               k["architecture"], f"{k['registers']}", f"{k['shared_bytes']}",
               f"{k['spill_store_bytes'] + k['spill_load_bytes']}", f"{k['barriers']}"] for k in kernels]
-    return Table("kernels", header, lines,
+    return Table("kernels", header, lines, FORWARD.page,
                  caption="What ptxas said when they were compiled (`results/kernels.json`); shared memory "
                          "whose size a launch chooses comes on top.")
 
