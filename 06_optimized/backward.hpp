@@ -91,10 +91,10 @@ BackwardKernel backward(const Problem& p, const Backward<T>& t,
 // block lies as a warpgroup holds it after a product of wgmma: number i (of 32) of thread t (of
 // 128) is at i / 4 * 512 + t * 4 + i % 4. So what a thread holds leaves in pieces of 16 bytes.
 struct Passed {
-  float* LSE2;        // [B, Hq, rows]: LSE log2 e; where P is 0 anyway (padding, LSE = -inf) +inf
-  float* D;           // [B, Hq, rows]: rowsum(dO o O); 0 in the padding
-  float* dQ;          // the sums before they are scaled; null if the kernel does not add
-  std::int64_t rows;  // of a head
+  float* LSE2;          // [B, Hq, rows]: LSE log2 e; where P is 0 anyway (padding, LSE = -inf) +inf
+  float* D;             // [B, Hq, rows]: rowsum(dO o O); 0 in the padding
+  float* dQ;            // the sums before they are scaled; null if the kernel does not add
+  std::int64_t rows;    // of a head
   int* turn = nullptr;  // [B, Hq, rows / 64, D / 64]: how many have added; null: in any order
 
   static std::int64_t padded_rows(std::int64_t Nq) { return (Nq + 127) / 128 * 128; }
