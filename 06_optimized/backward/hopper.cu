@@ -88,7 +88,7 @@ __device__ void push(Shared<Tiles, T>& shared, const Problem& p, const Passed& p
 #pragma unroll 1
   for (int n = 0; n < at.steps; ++n, at.next()) {
     const std::int64_t first = at.row(p, passed) * Tiles::D + group * square;
-    int* const turn = passed.turn + first / square;
+    int* const turn = Tiles::in_order ? passed.turn + first / square : nullptr;
     const int n_before = at.template turn<Tiles::Bc>(mask);
     if (Tiles::adds_dQ) wait_turn(turn, n_before);
     arrive(dQ_free + group, with_pusher);  // the first time at once: nothing is in it yet
