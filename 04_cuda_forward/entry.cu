@@ -5,6 +5,7 @@
 
 #include "04_cuda_forward/cuda_forward.hpp"
 #include "common/core/check.hpp"
+#include "common/core/tuned.hpp"
 
 namespace fa::cuda_forward {
 
@@ -111,6 +112,10 @@ Kernel forward(const Problem& p, const Forward<T>& t, const Options& options) {
             "cuda_forward: B Hq ceil(Nq / 16) must be below 2^31, got B = ", p.B, ", Hq = ", p.Hq,
             ", Nq = ", p.Nq);
     const float scale = float(p.softmax_scale());
+    if (kernel == Kernel::longest_first &&
+        launch_tuned("longest_first", p, t, TunedCall::fp32, scale, nullptr, options.stream,
+                     current_gpu))
+      return kernel;
     if (kernel == Kernel::baseline)
       launch_baseline(p, t, scale, static_cast<float*>(options.scratch.data), options.stream);
     else

@@ -7,6 +7,7 @@
 
 #include "06_optimized/optimized.hpp"
 #include "common/core/check.hpp"
+#include "common/core/tuned.hpp"
 
 namespace fa::optimized {
 namespace {
@@ -189,7 +190,14 @@ Kernel forward(const Problem& p, const Forward<T>& t, const Options& options) {
     if (p.Nk == 0 && r.capability == 90 && !r.whole_contract) kernel = Kernel::swizzle;
     Options launched = options;
     if (scratch_bytes(p, kernel) == 0) launched.scratch = {};
-    launch(p, t, kernel, float(p.softmax_scale()), launched);
+    const float scale = float(p.softmax_scale());
+    const auto type = std::is_same_v<T, __half> ? TunedCall::fp16 : TunedCall::bf16;
+    const bool tunable = kernel == Kernel::fa2 || kernel == Kernel::hopper;
+    if (tunable &&
+        launch_tuned(name(kernel), p, t, type, scale, static_cast<unsigned*>(launched.scratch.data),
+                     launched.stream, current_gpu))
+      return kernel;
+    launch(p, t, kernel, scale, launched);
     return kernel;
   }
 }

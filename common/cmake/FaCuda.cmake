@@ -62,7 +62,7 @@ if(FA_CUDA_QUICK)
 endif()
 
 add_library(fa_cuda INTERFACE)
-target_link_libraries(fa_cuda INTERFACE CUDA::cudart CUDA::cublas)
+target_link_libraries(fa_cuda INTERFACE fa_tuned CUDA::cudart CUDA::cublas)
 # -lineinfo: profilers and sanitizers name source lines. 554: a conversion of a view of constants to
 # itself, which is never called.
 target_compile_options(fa_cuda INTERFACE "$<$<COMPILE_LANGUAGE:CUDA>:-lineinfo;-diag-suppress=554>")

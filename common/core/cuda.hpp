@@ -184,6 +184,19 @@ extern __shared__ __align__(1024) unsigned char fa_dynamic_shared_tiles[];
 #define FA_DYNAMIC_SHARED(...) (*reinterpret_cast<__VA_ARGS__*>(::fa::fa_dynamic_shared_tiles))
 #endif
 
+// "NVIDIA H200, compute capability 9.0"
+inline std::string current_gpu() {
+#ifdef FA_EMULATED
+  return "the emulator";
+#else
+  int device = 0;
+  cudaDeviceProp gpu;
+  FA_CUDA_CHECK(cudaGetDevice(&device));
+  FA_CUDA_CHECK(cudaGetDeviceProperties(&gpu, device));
+  return std::string(gpu.name) + ", compute capability " + capability(10 * gpu.major + gpu.minor);
+#endif
+}
+
 // The most dynamic shared memory that a block may have on the current GPU, in bytes.
 inline std::size_t shared_memory_limit() {
   int device = 0, bytes = 0;

@@ -14,7 +14,7 @@ ROOMS = {
     "common/core": {"common/emulator/cuda_on_cpu.hpp"},  # in the place of CUDA's own headers
     "common/emulator": {"common/core"},
     "common/judge": {"common/core"},
-    "common/measure": {"common/core", "common/judge"},
+    "common/measure": {"common/cmake", "common/core", "common/judge"},
     "common/practice": {"common/core", "common/judge"},
 }
 

@@ -1,0 +1,132 @@
+#include "common/core/tuned.hpp"
+
+#include <dlfcn.h>
+
+#include <cstdlib>
+#include <fstream>
+#include <map>
+#include <mutex>
+#include <sstream>
+#include <vector>
+
+#include "common/core/check.hpp"
+
+namespace fa {
+
+const char* sources_of(const std::string& kernel);  // generated: a hash, or null
+
+namespace {
+
+// What was best for head dimensions up to d, with or without a mask, from N keys on.
+struct Cell {
+  std::string kernel;
+  std::int64_t d = 0;
+  bool masked = false;
+  std::int64_t N = 0;
+  std::string library;  // "-": the shape in the code
+};
+
+struct File {
+  std::string path;
+  std::vector<Cell> cells;
+};
+
+[[noreturn]] void refuse(const std::string& path, const std::string& why) {
+  require(false, "FA_TUNED: ", path, ": ", why, "; run ./learn tune again, or unset FA_TUNED");
+  std::abort();
+}
+
+File read(const std::string& path, const std::string& gpu) {
+  std::ifstream in(path);
+  if (!in) refuse(path, "cannot be read");
+  File file{path, {}};
+  std::string line, measured_on;
+  bool complete = false;
+  for (int number = 1; std::getline(in, line); ++number) {
+    std::istringstream words(line);
+    std::string word, kernel, sources, mask;
+    words >> word;
+    const auto broken = [&] {
+      refuse(path, "line " + std::to_string(number) + " cannot be read: '" + line + "'");
+    };
+    if (number == 1) {
+      if (line != "tuned 1") refuse(path, "is not a file of ./learn tune");
+    } else if (complete) {
+      broken();
+    } else if (word == "gpu") {
+      std::getline(words >> std::ws, measured_on);
+      if (measured_on != gpu)
+        refuse(path, "was measured on " + measured_on + ", this GPU is " + gpu);
+    } else if (word == "kernel") {
+      if (!(words >> kernel >> sources)) broken();
+      const char* here = sources_of(kernel);
+      if (!here) refuse(path, "has a kernel that this build does not know, '" + kernel + "'");
+      if (sources != here)
+        refuse(path, "was measured with other sources of " + kernel + ", " + sources +
+                         ", than this program was built from, " + here);
+    } else if (word == "cell") {
+      Cell cell;
+      if (!(words >> cell.kernel >> cell.d >> mask >> cell.N >> cell.library) ||
+          (mask != "none" && mask != "causal"))
+        broken();
+      cell.masked = mask == "causal";
+      file.cells.push_back(cell);
+    } else if (word == "end") {
+      complete = true;
+    } else if (word != "compiler") {
+      broken();
+    }
+  }
+  if (!complete || measured_on.empty()) refuse(path, "ends too early");
+  return file;
+}
+
+// Of the cells of the smallest d that holds p.d: the longest one that is not longer than p, or the
+// shortest there is.
+const Cell* cell_of(const File& file, const std::string& kernel, const Problem& p) {
+  const bool masked = p.causal != Causal::none || p.key_lengths;
+  const Cell* found = nullptr;
+  for (const Cell& cell : file.cells) {
+    if (cell.kernel != kernel || cell.masked != masked || cell.d < p.d) continue;
+    const auto better = [&] {
+      if (cell.d != found->d) return cell.d < found->d;
+      const bool fits = cell.N <= p.Nk, fitted = found->N <= p.Nk;
+      return fits != fitted ? fits : fits ? cell.N > found->N : cell.N < found->N;
+    };
+    if (!found || better()) found = &cell;
+  }
+  return found;
+}
+
+TunedLaunch* loaded(const File& file, const Cell& cell) {
+  static std::mutex mutex;
+  static std::map<std::string, TunedLaunch*> libraries;
+  const std::lock_guard lock(mutex);
+  const std::string path = file.path.substr(0, file.path.rfind('/') + 1) + cell.library;
+  TunedLaunch*& launch = libraries[path];
+  if (launch) return launch;
+  // A name without a slash would be searched for elsewhere.
+  void* library = dlopen((path[0] == '/' ? path : "./" + path).c_str(), RTLD_NOW | RTLD_LOCAL);
+  if (!library) refuse(file.path, std::string("its library cannot be loaded: ") + dlerror());
+  const auto sources = reinterpret_cast<const char* (*)()>(dlsym(library, "fa_tuned_sources"));
+  const auto found = reinterpret_cast<TunedLaunch*>(dlsym(library, "fa_tuned_launch"));
+  if (!sources || !found || sources() != std::string(sources_of(cell.kernel)))
+    refuse(file.path, "its library " + cell.library + " was made from other sources");
+  return launch = found;
+}
+
+}  // namespace
+
+bool launch_tuned(const char* kernel, const TunedCall& call, std::string (*gpu)()) {
+  static const char* const path = std::getenv("FA_TUNED");
+  if (!path || !*path) return false;
+  static const File file = read(path, gpu());  // throws again at the next call if it throws
+  const Cell* cell = cell_of(file, kernel, *call.problem);
+  if (!cell || cell->library == "-") return false;
+  const char* error = nullptr;
+  const int done = loaded(file, *cell)(&call, &error);
+  if (done < 0) throw std::runtime_error(cell->library + ": " + error);
+  return done == 1;
+}
+
+}  // namespace fa
