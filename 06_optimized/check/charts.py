@@ -11,6 +11,7 @@ from results import BadResults, Results, Row, group, median, ratio, spread
 
 sys.path.append(str(Path(__file__).resolve().parent))
 import ab  # noqa: E402
+import timeline  # noqa: E402
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,7 @@ FORWARD = Pass(
      "lock": "10 ping-pong", "no_lock": "10 without the lock", "overlap": "11 overlap", "rows": "12 row by row",
      "persistent": "13 persistent", "longest_first": "14 longest first", "hopper": "hopper"},
     {"hopper": "hopper", "fa2": "fa2 (mma.sync)"}, ("stage04", "register_tiled", "04, fp32"),
-    "README.md",
+    "after_the_ladder.md",
     {64: "The exponentials take as long as the products here, so all stay far below the dashes, hopper the least.",
      128: "Twice the products for the same exponentials: hopper comes nearer to the dashes than at d = 64.",
      256: "With the most products for each exponential the way to the dashes is the shortest; short causal sequences "
@@ -54,6 +55,9 @@ BACKWARD = Pass(
 PEERS = {"cudnn": "cuDNN", "fa2": "FlashAttention-2, PyTorch"}
 RESULTS = Path(__file__).resolve().parents[1] / "results"
 KERNELS = RESULTS / "kernels.json"
+TIMELINE = RESULTS / "timeline.json"
+# Cycles of a step of 128 queries and 128 keys on an SM, d = 128: if all overlaps 2048, if nothing does 3072.
+PREDICTED = {"wgmma": "2048 – 3072", "ring": "2048 – 3072", "specialised": "2048 – 3072"}
 # What ab.py measured, and which of its tables is on which page.
 VARIANTS = {"ab.json": (FORWARD, {"on and off": FORWARD.page, "tiles": FORWARD.page, "fa2": "forward/fa2.md"}),
             "ab_backward.json": (BACKWARD, {"on and off": BACKWARD.page, "two kernels": "backward/3_two_kernels.md"})}
@@ -70,6 +74,8 @@ def charts(r: Results) -> list[Chart | Table]:
         items.append(step)
     if not items:
         raise BadResults("no row of stage06 in bf16; measure it too")
+    if TIMELINE.is_file():
+        items.append(cycles())
     if KERNELS.is_file():
         items.append(ptxas())
     return items + [item for name in VARIANTS if (RESULTS / name).is_file() for item in variants(name)]
@@ -85,8 +91,8 @@ def lengths(r: Results, p: Pass) -> list[float | str]:
     return sorted({row.keys["N"] for row in r.select(stage="peer", what=p.what, variant="cudnn")})
 
 
-def table(p: Pass, name: str, header: Sequence[str], lines: Sequence[Sequence[str]]) -> Table | None:
-    return Table(name, header, lines, p.page) if lines else None
+def table(p: Pass, name: str, header: Sequence[str], lines: Sequence[Sequence[str]], page: str = "") -> Table | None:
+    return Table(name, header, lines, page or p.page) if lines else None
 
 
 # ---------------------------------------------------------------- charts
@@ -154,7 +160,8 @@ def ratios(r: Results, p: Pass, chip: str) -> Table | None:
             if any(cell != "–" for cell in cells):
                 lines.append([f"{d}", MASK[causal], label, *cells])
     return table(p, f"{p.prefix}ratios_{chip}",
-                 ["d", "mask", "speed relative to cuDNN", *(f"N {n:g}" for n in lengths(r, p))], lines)
+                 ["d", "mask", "speed relative to cuDNN", *(f"N {n:g}" for n in lengths(r, p))], lines,
+                 "README.md" if (p, chip) == (FORWARD, "hot") else p.page)
 
 
 def errors(r: Results, p: Pass) -> Table | None:
@@ -205,13 +212,36 @@ def steps(r: Results) -> Table | None:
     return table(BACKWARD, "steps", ["a step by", "chip", "ms", "TFLOP/s", "speed relative to cuDNN"], lines)
 
 
+def cycles() -> Table:
+    """Of the parts of a step, as stamped in the first group of a block."""
+    data = json.loads(TIMELINE.read_text(encoding="utf-8"))
+    lines = [["counted", "512", "512", "512 or more", "2048 or more", "–", "–", "–"]]
+    for name, rung in data["rungs"].items():
+        stamps = timeline.stamps_of(rung)
+        parts = [median_of([end - begin for begin, end in timeline.spans(stamps, 0, bar)])
+                 for bar in timeline.FORWARD.bars]
+        asked = [begin for begin, _ in timeline.spans(stamps, 0, timeline.FORWARD.bars[0])]
+        step = median_of([after - before for before, after in zip(asked, asked[1:])])
+        clock = step * 64 * 32 * 32 / 132 / rung["ms_with_stamps"] / 1e6  # 64 heads of 32 tiles, 32 steps each
+        flops = 4 * 64 * 4096 * 4096 * 128 / rung["ms"] / 1e9
+        lines.append([timeline.FORWARD.rungs[name].title, *(f"{part:.0f}" for part in parts),
+                      PREDICTED.get(name, "2048"), f"{step:.0f}", f"{clock:.2f}", f"{flops:.0f}"])
+    return Table("cycles", ["rung", "Q Kᵀ", "P V", "softmax", "step: predicted", "measured", "clock, GHz", "TFLOP/s"],
+                 lines, "README.md", f"Cycles on {data['device']}, {data['setting']} (`results/timeline.json`). Parts are "
+                 "from the request until somebody has waited; the clock is what step and time imply, if all SMs are busy.")
+
+
+def median_of(some: Sequence[float]) -> float:
+    return sorted(some)[len(some) // 2]
+
+
 def ptxas() -> Table:
     kernels = json.loads(KERNELS.read_text(encoding="utf-8"))["kernels"]
     header = ["kernel", "file", "for", "registers", "shared, fixed (B)", "spilled (B)", "barriers"]
     lines = [[f"`{k['name'].replace('__nv_bfloat16', 'bf16').replace('__half', 'fp16')}`", k["source"],
               k["architecture"], f"{k['registers']}", f"{k['shared_bytes']}",
               f"{k['spill_store_bytes'] + k['spill_load_bytes']}", f"{k['barriers']}"] for k in kernels]
-    return Table("kernels", header, lines,
+    return Table("kernels", header, lines, FORWARD.page,
                  caption="What ptxas said when they were compiled (`results/kernels.json`); shared memory "
                          "whose size a launch chooses comes on top.")
 

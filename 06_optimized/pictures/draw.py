@@ -610,6 +610,48 @@ def wgmma() -> None:
     p.write()
 
 
+def descriptor() -> None:
+    p = Picture(
+        "descriptor",
+        "The bits of an address in a swizzled tile, and the bits of a descriptor",
+        "Of an address bits 0 to 3 are a byte of a chunk, bits 4 to 6 the chunk, bits 7 to 9 the row modulo 8. Bits 7 to 9 "
+        "are xored into bits 4 to 6. A descriptor has the beginning in bits 0 to 13, the leading distance in bits 16 to "
+        "29, the stride distance in bits 32 to 45, the base offset in bits 49 to 51, and the swizzle in bits 62 and 63.",
+        "Row 5, chunk 2: ten bits of its address; and a descriptor",
+        320,
+    )
+    width, y = 44.0, 92.0
+    for bit in range(10):
+        x = 540.0 - width * bit
+        colour = GREEN if bit >= 7 else DARK_ORANGE if bit >= 4 else GREY
+        p.text(x + width / 2, y - 8, f"{bit}", 12, "middle", fill=MUTED)
+        p.box(x, y, width, 28, colour, 0.25, f"{5 * 128 + 2 * 16 >> bit & 1}", 13)
+        p.box(x, y + 78, width, 28, colour, 0.25, f"{5 * 128 + 7 * 16 >> bit & 1}", 13)
+    p.text(130, y + 19, "counted in rows", 12, "end")
+    p.text(130, y + 97, "swizzled", 12, "end")
+    p.text(540 - 7.5 * width, y + 48, "row mod 8", 13, "middle", fill=GREEN, bold=True)
+    p.text(540 - 4.5 * width, y + 48, "chunk", 13, "middle", fill=DARK_ORANGE, bold=True)
+    p.text(540 - 1 * width, y + 48, "byte of the chunk", 13, "middle", fill=MUTED)
+    p.text(540 - 4.5 * width, y + 66, "chunk ^ row mod 8", 12, "middle", fill=DARK_ORANGE)
+    p.text(600, y + 19, "byte 672", 12)
+    p.text(600, y + 97, "byte 752", 12)
+    y, scale = 246.0, 11.0
+    for first, last, name, colour in (
+        (0, 13, "beginning", BLUE),
+        (16, 29, "leading", ORANGE),
+        (32, 45, "stride", PURPLE),
+        (49, 51, "base", GREY),
+        (62, 63, "1", GREEN),
+    ):
+        x = 728 - scale * (last + 1)
+        p.box(x, y, scale * (last + 1 - first), 28, colour, 0.35, name, 12)
+        p.text(x + scale * (last + 1 - first) / 2, y + 44, f"{first} – {last}", 12, "middle", fill=MUTED)
+    p.text(24, y - 10, "The descriptor, 64 bits", 13, bold=True)
+    p.text(24, y + 66, "Beginning and distances count units of 16 bytes. Bits 62 and 63 name the swizzle, 1: of 128 bytes.", 12,
+           fill=MUTED)
+    p.write()
+
+
 def ring() -> None:
     p = Picture(
         "ring",
@@ -1217,7 +1259,7 @@ def main() -> None:
         wide_warps,
         two_loops,
         tma,
-        wgmma,
+        wgmma, descriptor,
         ring,
         registers,
         pingpong,

@@ -4,6 +4,8 @@
 #   HOPPER    .cu files, a kernel each, for 9.0 alone (sm_90a: wgmma, TMA)
 #   SOURCES   other files, entry.cu
 #   PTX_TESTS tests of single instructions, for 9.0 alone (default: check/test_ptx.cu, if it exists)
+#   PROGRAMS  .cu files with a main() of their own, for the CPU; each checks its result, and the page of its name beside
+#             it quotes what it prints
 #   MIDDLE    rungs of which ctest on a CPU runs a short list (the programs hold all their tests)
 #   PREVIOUS  ids of stages that this one's tests and benchmark compare with)
 #
@@ -25,7 +27,7 @@
 #   exercise06_tests, hunt06_tests   the tests on the reader's own headers and kernels, on demand
 # ptxas.py watches each kernel being compiled: see there what ends a build.
 function(fa_add_ladder id name)
-  cmake_parse_arguments(S "" "" "LESSON;AMPERE;HOPPER;SOURCES;PTX_TESTS;MIDDLE;PREVIOUS" ${ARGN})
+  cmake_parse_arguments(S "" "" "LESSON;AMPERE;HOPPER;SOURCES;PROGRAMS;PTX_TESTS;MIDDLE;PREVIOUS" ${ARGN})
   set(S_CUDA TRUE)
   set(stage stage${id})
   set(library ${stage}_on_gpu)
@@ -130,8 +132,28 @@ macro(fa_ladder_on_cpu)
     fa_discover(${stage}_ptx_on_cpu_tests ${stage}.ptx.on_cpu ${stage} 120)
     if(TARGET ${stage}_rules_on_cpu_tests)
       fa_discover(${stage}_rules_on_cpu_tests ${stage}.rules ${stage} 120)
+      fa_ladder_programs()
     endif()
   endif()
+endmacro()
+
+# They quote what the emulator finds, so they need its hooks.
+macro(fa_ladder_programs)
+  foreach(file IN LISTS S_PROGRAMS)
+    cmake_path(GET file STEM stem)
+    cmake_path(REPLACE_EXTENSION file .md OUTPUT_VARIABLE page)
+    set(program ${stage}_${stem})
+    fa_stage_object(${program}_object on_cpu ${file})
+    fa_ladder_for_cpu(${program}_object)
+    add_executable(${program} $<TARGET_OBJECTS:${program}_object> $<TARGET_OBJECTS:${stage}_ptx_on_cpu>
+      $<TARGET_OBJECTS:fa_hooked>)
+    set_target_properties(${program} PROPERTIES LINKER_LANGUAGE CXX OUTPUT_NAME ${stem}_on_cpu)
+    target_link_libraries(${program} PRIVATE fa_core fa_emulator)
+    add_dependencies(${stage}_tested ${program})
+    add_test(NAME ${stage}.program.${stem} COMMAND ${Python3_EXECUTABLE}
+      ${PROJECT_SOURCE_DIR}/common/tests/quoted.py $<TARGET_FILE:${program}> ${CMAKE_CURRENT_SOURCE_DIR}/${page})
+    set_tests_properties(${stage}.program.${stem} PROPERTIES LABELS ${stage} TIMEOUT 60)
+  endforeach()
 endmacro()
 function(fa_ladder_for_cpu target)
   target_link_libraries(${target} PRIVATE fa_hooks)
