@@ -31,8 +31,9 @@ struct File {
   std::vector<Cell> cells;
 };
 
-[[noreturn]] void refuse(const std::string& path, const std::string& why) {
-  require(false, "FA_TUNED: ", path, ": ", why, "; run ./learn tune again, or unset FA_TUNED");
+template <class... Why>
+[[noreturn]] void refuse(const std::string& path, const Why&... why) {
+  require(false, "FA_TUNED: ", path, ": ", why..., "; run ./learn tune again, or unset FA_TUNED");
   std::abort();
 }
 
@@ -46,24 +47,20 @@ File read(const std::string& path, const std::string& gpu) {
     std::istringstream words(line);
     std::string word, kernel, sources, mask;
     words >> word;
-    const auto broken = [&] {
-      refuse(path, "line " + std::to_string(number) + " cannot be read: '" + line + "'");
-    };
+    const auto broken = [&] { refuse(path, "line ", number, " cannot be read: '", line, "'"); };
+    if (complete) broken();
     if (number == 1) {
       if (line != "tuned 1") refuse(path, "is not a file of ./learn tune");
-    } else if (complete) {
-      broken();
     } else if (word == "gpu") {
       std::getline(words >> std::ws, measured_on);
-      if (measured_on != gpu)
-        refuse(path, "was measured on " + measured_on + ", this GPU is " + gpu);
+      if (measured_on != gpu) refuse(path, "was measured on ", measured_on, ", this GPU is ", gpu);
     } else if (word == "kernel") {
       if (!(words >> kernel >> sources)) broken();
       const char* here = sources_of(kernel);
       if (!here) refuse(path, "has a kernel that this build does not know, '" + kernel + "'");
       if (sources != here)
-        refuse(path, "was measured with other sources of " + kernel + ", " + sources +
-                         ", than this program was built from, " + here);
+        refuse(path, "was measured with other sources of ", kernel, ", ", sources,
+               ", than this program was built from, ", here);
     } else if (word == "cell") {
       Cell cell;
       if (!(words >> cell.kernel >> cell.d >> mask >> cell.N >> cell.library) ||
@@ -107,11 +104,11 @@ TunedLaunch* loaded(const File& file, const Cell& cell) {
   if (launch) return launch;
   // A name without a slash would be searched for elsewhere.
   void* library = dlopen((path[0] == '/' ? path : "./" + path).c_str(), RTLD_NOW | RTLD_LOCAL);
-  if (!library) refuse(file.path, std::string("its library cannot be loaded: ") + dlerror());
+  if (!library) refuse(file.path, "its library cannot be loaded: ", dlerror());
   const auto sources = reinterpret_cast<const char* (*)()>(dlsym(library, "fa_tuned_sources"));
   const auto found = reinterpret_cast<TunedLaunch*>(dlsym(library, "fa_tuned_launch"));
   if (!sources || !found || sources() != std::string(sources_of(cell.kernel)))
-    refuse(file.path, "its library " + cell.library + " was made from other sources");
+    refuse(file.path, "its library ", cell.library, " was made from other sources");
   return launch = found;
 }
 
