@@ -112,11 +112,8 @@ Kernel chosen(Kernel kernel, int here) {
 }
 
 int device_capability() {
-  int device = 0, major = 0, minor = 0;
-  FA_CUDA_CHECK(cudaGetDevice(&device));
-  FA_CUDA_CHECK(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
-  FA_CUDA_CHECK(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device));
-  return 10 * major + minor;
+  return 10 * of_this_gpu(cudaDevAttrComputeCapabilityMajor) +
+         of_this_gpu(cudaDevAttrComputeCapabilityMinor);
 }
 
 std::string wrong_capability(const std::string& who, int wanted, int here) {

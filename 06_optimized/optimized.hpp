@@ -63,14 +63,6 @@ Kernel chosen(Kernel kernel, int here);
 std::string wrong_capability(const std::string& who, int wanted, int here);
 int device_capability();  // of the current GPU
 
-// How many SMs the current GPU has.
-inline int processors() {
-  int device = 0, count = 0;
-  FA_CUDA_CHECK(cudaGetDevice(&device));
-  FA_CUDA_CHECK(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device));
-  return count;
-}
-
 // Are the address and all strides multiples of 16 bytes (also a stride that is never used), so that
 // rows can be copied in pieces of 16?
 template <class X>

@@ -30,11 +30,11 @@ struct Order {
   }
 };
 
-// How many heads a section may have if each has so many bytes, and the section so many MiB: a power
-// of two, or all heads; at least one.
-inline int heads_within(std::int64_t MiB, std::int64_t bytes, std::int64_t heads) {
+// How many heads a section may have if each has so many bytes, and the section `all`: a power of
+// two, or all heads; at least one.
+inline int heads_within(std::int64_t all, std::int64_t bytes, std::int64_t heads) {
   std::int64_t section = 1;
-  while (section < heads && 2 * section * bytes <= MiB << 20) section *= 2;
+  while (section < heads && 2 * section * bytes <= all) section *= 2;
   return int(std::min(section, heads));
 }
 

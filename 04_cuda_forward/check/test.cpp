@@ -132,6 +132,42 @@ TEST_F(Gpu, WorkIsPutOnTheStreamAndNobodyWaits) {
   }
 }
 
+#ifndef FA_EMULATED
+Spec with_lengths(std::vector<Int> lengths, std::uint64_t seed) {
+  Spec s;
+  s.p.B = Int(lengths.size());
+  s.p.Hq = 4;
+  s.p.Hkv = 2;
+  s.p.Nq = s.p.Nk = 300;
+  s.p.d = 64;
+  s.p.causal = Causal::bottom_right;
+  s.lengths = std::move(lengths);
+  s.seed = seed;
+  return s;
+}
+
+// The lengths, too, are read when the graph runs.
+TEST_F(Gpu, ARecordedCallReplaysWithOtherInputs) {
+  for (const Kernel kernel : {Kernel::best, Kernel::tiled}) {
+    ForwardCase<float> first(with_lengths({300, 17}, 1), true);
+    ForwardCase<float> second(with_lengths({128, 299}, 2), true);
+    const auto call = [&](const Problem& p, const Forward<float>& t, cudaStream_t stream) {
+      cuda_forward::forward(p, t, {kernel, stream});
+    };
+    EXPECT_EQ(replayed_as_graph(first, second, call), "") << cuda_forward::name(kernel);
+  }
+}
+
+TEST_F(Gpu, OnASecondGpu) {
+  const SecondGpu gpu;
+  if (!gpu.there()) GTEST_SKIP() << "one GPU";
+  ForwardCase<float> c(with_lengths({300, 17}, 1), true);
+  on_gpu_forward<float>(
+      [](const Problem& p, const Forward<float>& t) { cuda_forward::forward(p, t); })(c.call());
+  EXPECT_EQ(c.verdict(), "");
+}
+#endif
+
 TEST_F(Gpu, AgreesWithStage03) {
   for (Kernel kernel : cuda_forward::ladder)
     for (Causal mask : {Causal::none, Causal::top_left, Causal::bottom_right}) {

@@ -292,6 +292,47 @@ TEST_F(Gpu, WorkIsPutOnTheStreamAndNobodyWaits) {
   }
 }
 
+#ifndef FA_EMULATED
+Spec with_lengths(std::vector<Int> lengths, std::uint64_t seed) {
+  Spec s = spec(300, 300, 64);
+  s.p.B = Int(lengths.size());
+  s.p.Hq = 4;
+  s.p.Hkv = 2;
+  s.p.causal = Causal::bottom_right;
+  s.lengths = std::move(lengths);
+  s.seed = seed;
+  return s;
+}
+
+// The lengths, too, are read when the graph runs, and sums start at zero again.
+TEST_F(Gpu, ARecordedCallReplaysWithOtherInputs) {
+  for (Options options :
+       {Options{}, Options{.delta = Delta::with_dq}, Options{.kernel = Kernel::atomic}}) {
+    BackwardCase<float> first(with_lengths({300, 17}, 1)), second(with_lengths({128, 299}, 2));
+    const DeviceMemory scratch(scratch_bytes(first.p, options));
+    options.scratch = scratch;
+    const auto call = [&](const Problem& p, const Backward<float>& t, cudaStream_t stream) {
+      options.stream = stream;
+      backward(p, t, options);
+    };
+    EXPECT_EQ(replayed_as_graph(first, second, call), "") << name(options.kernel);
+  }
+}
+
+TEST_F(Gpu, OnASecondGpu) {
+  const SecondGpu gpu;
+  if (!gpu.there()) GTEST_SKIP() << "one GPU";
+  for (Options options : {Options{}, Options{.kernel = Kernel::atomic}}) {
+    BackwardCase<float> c(with_lengths({300, 17}, 1));
+    const DeviceMemory scratch(scratch_bytes(c.p, options));
+    options.scratch = scratch;
+    on_gpu_backward<float>(
+        [&](const Problem& p, const Backward<float>& t) { backward(p, t, options); })(c.call());
+    EXPECT_EQ(c.verdict(), "") << name(options.kernel);
+  }
+}
+#endif
+
 TEST_F(Gpu, MoreHeadsThanAGridHasAlongY) {
 #ifdef FA_EMULATED
   constexpr Int many = 100;

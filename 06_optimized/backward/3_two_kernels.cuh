@@ -190,13 +190,13 @@ template <class Tiles>
 Order<int> order_of_keys(const Problem& p) {
   const std::int64_t heads = p.B * p.Hkv, bytes = p.Hq / p.Hkv * p.Nq * Tiles::D * 4;  // Q and dO
   return {int((p.Nk + Tiles::Bc - 1) / Tiles::Bc), int(heads),
-          p.causal == Causal::none ? 1 : heads_within(32, bytes, heads), false};
+          p.causal == Causal::none ? 1 : heads_within(of_L2(32), bytes, heads), false};
 }
 template <class Tiles>
 Order<int> order_of_queries(const Problem& p) {
   const std::int64_t heads = p.B * p.Hkv, group = p.Hq / p.Hkv;
   const std::int64_t bytes = p.Nk * Tiles::D * 4;  // K and V
-  const int section = p.causal == Causal::none ? 1 : heads_within(32, bytes, heads);
+  const int section = p.causal == Causal::none ? 1 : heads_within(of_L2(32), bytes, heads);
   return {int((p.Nq + Tiles::Br - 1) / Tiles::Br), int(p.B * p.Hq), section * int(group), true};
 }
 

@@ -4,7 +4,8 @@
     python3 06_optimized/check/ab.py table results.json        as Markdown
     python3 06_optimized/check/ab.py check                     do the changes in variants.txt still fit the source?
 
-The changes are in variants.txt: of the last kernel of each ladder, and of those that are chosen where it is not. All
+The changes are in variants.txt: of the last kernel of each ladder, of those that are chosen where it is not, and of
+rungs whose page asks for one. All
 are built first, each into a library of its own. At each setting every result is compared with double precision and with
 the unmodified kernel's, at that length and at an odd short one, before anything is timed. Then a kernel, its variants
 and cuDNN are timed once a round, in an order drawn anew, as compare.py does; a figure is the median of the ratios,
@@ -48,6 +49,9 @@ class Kernel:
 
 KERNELS = {"forward/hopper.cu": Kernel("launch_hopper", "FA_COUNTS"),
            "forward/fa2.cu": Kernel("launch_fa2", ptxas="spills"),
+           "forward/10_pingpong.cu": Kernel("launch_no_lock"),
+           "forward/11_overlap.cu": Kernel("launch_overlap"),
+           "forward/12_rows.cu": Kernel("launch_rows"),
            "backward/hopper.cu": Kernel("launch_backward_hopper", "FA_ADDS_DQ", ("backward/0_around.cu",)),
            "backward/3_two_kernels.cu": Kernel("launch_backward_two_kernels", "",
                                                ("backward/0_around.cu", "backward/3_two_kernels_wide.cu"))}
@@ -125,14 +129,15 @@ def changed(v: Variant) -> dict[str, str]:
     kernel = STAGE / v.file
     if not kernel.exists():
         raise Bad(f"{v.name}: there is no {v.file}")
-    texts = {path: path.read_text(encoding="utf-8") for path in (kernel, *sorted(kernel.parent.glob("*.cuh")))}
+    headers = [*sorted(kernel.parent.glob("*.cuh")), *sorted((STAGE / "ptx").glob("*.cuh"))]
+    texts = {path: path.read_text(encoding="utf-8") for path in (kernel, *headers)}
     different = {}
     for old, new in v.edits:
         pattern = re.compile(r"\s*\n\s*".join(map(re.escape, old)))
         hits = {path: len(pattern.findall(text)) for path, text in texts.items()}
         if sum(hits.values()) != 1:
             raise Bad(f"{v.name}: '{old[0]}' is there {sum(hits.values())} times instead of once, in {v.file} and the "
-                      "headers beside it")
+                      "headers beside it and in ptx/")
         path = next(path for path, count in hits.items() if count)
         texts[path] = pattern.sub(lambda _, new=new: "\n".join(new), texts[path])
         different[str(path.relative_to(ROOT))] = texts[path]

@@ -312,6 +312,46 @@ TEST_F(Gpu, UsesTheStreamThatItIsGiven) {
   EXPECT_EQ(c.verdict(), "");
 }
 
+#ifndef FA_EMULATED
+// Of a rung what all take; of the whole contract lengths too. More tiles than SMs: with a mask they
+// are taken by the counter in the scratch, which each run of a graph has to reset.
+Spec recorded(const optimized::Rung& r, std::vector<Int> lengths, std::uint64_t seed) {
+  Spec s = spec(300, 300, 128, Causal::bottom_right);
+  s.p.B = Int(lengths.size());
+  s.p.Hq = s.p.Hkv = 40;
+  if (r.whole_contract) s.lengths = std::move(lengths);
+  s.seed = seed;
+  return s;
+}
+
+TEST_F(Gpu, ARecordedCallReplaysWithOtherInputs) {
+  std::size_t count = 0;
+  const optimized::Rung* ladder = optimized::rungs(count);
+  for (const optimized::Rung& r : std::vector<optimized::Rung>(ladder, ladder + count)) {
+    if (!unavailable(r.kernel).empty()) continue;
+    ForwardCase<bf16> first(recorded(r, {300, 17}, 1), true);
+    ForwardCase<bf16> second(recorded(r, {128, 299}, 2), true);
+    const auto call = [&](const Problem& p, const Forward<bf16>& t, cudaStream_t stream) {
+      optimized::forward(p, as_device<__nv_bfloat16>(t), {r.kernel, stream, scratch()});
+    };
+    EXPECT_EQ(replayed_as_graph(first, second, call), "") << r.name;
+  }
+}
+
+TEST_F(Gpu, OnASecondGpu) {
+  const SecondGpu gpu;
+  if (!gpu.there()) GTEST_SKIP() << "one GPU";
+  const DeviceMemory own(4);
+  for (Kernel kernel : {Kernel::fa2, Kernel::best}) {
+    ForwardCase<bf16> c(spec(300, 300, 128, Causal::top_left), true);
+    on_gpu_forward<bf16>([&](const Problem& p, const Forward<bf16>& t) {
+      optimized::forward(p, as_device<__nv_bfloat16>(t), {kernel, nullptr, own});
+    })(c.call());
+    EXPECT_EQ(c.verdict(), "") << optimized::name(kernel);
+  }
+}
+#endif
+
 // ---- errors ----
 
 TEST_F(Gpu, RefusesOtherTypesThanHalves) {

@@ -505,6 +505,53 @@ TEST_F(GpuBackward, UsesTheStreamThatItIsGiven) {
   EXPECT_EQ(std::memcmp(first.data(), second.data(), first.size() * sizeof(bf16)), 0);
 }
 
+#ifndef FA_EMULATED
+// Of a rung what all take; of the whole contract lengths too. What is summed up starts at zero in
+// each run of a graph, and so do turns.
+Spec recorded(const BackwardRung& r, std::vector<Int> lengths, std::uint64_t seed) {
+  Spec s = spec(300, 300, 128, Causal::bottom_right);
+  s.p.B = Int(lengths.size());
+  s.p.Hq = s.p.Hkv = 4;
+  if (r.whole_contract) s.lengths = std::move(lengths);
+  s.seed = seed;
+  return s;
+}
+
+TEST_F(GpuBackward, ARecordedCallReplaysWithOtherInputs) {
+  for (const BackwardRung& r : rungs())
+    for (const bool deterministic : {false, true}) {
+      if (!unavailable(r.kernel).empty()) continue;
+      const bool in_turns = r.kernel == BackwardKernel::hopper;
+      if (deterministic && !r.deterministic && !in_turns) continue;
+      BackwardCase<bf16> first(recorded(r, {300, 17}, 1)), second(recorded(r, {128, 299}, 2));
+      BackwardOptions options{r.kernel, deterministic};
+      const Guarded scratch(first.p, options);
+      options.scratch = scratch.lent();
+      const auto call = [&](const Problem& p, const Backward<bf16>& t, cudaStream_t stream) {
+        options.stream = stream;
+        optimized::backward(p, as_device<__nv_bfloat16>(t), options);
+      };
+      EXPECT_EQ(replayed_as_graph(first, second, call), "") << r.name << ", " << deterministic;
+      EXPECT_NO_THROW(scratch.check()) << r.name;
+    }
+}
+
+TEST_F(GpuBackward, OnASecondGpu) {
+  const SecondGpu gpu;
+  if (!gpu.there()) GTEST_SKIP() << "one GPU";
+  for (const bool deterministic : {false, true}) {
+    BackwardCase<bf16> c(spec(300, 300, 128, Causal::top_left));
+    BackwardOptions options{BackwardKernel::best, deterministic};
+    const Guarded scratch(c.p, options);
+    options.scratch = scratch.lent();
+    on_gpu_backward<bf16>([&](const Problem& p, const Backward<bf16>& t) {
+      optimized::backward(p, as_device<__nv_bfloat16>(t), options);
+    })(c.call());
+    EXPECT_EQ(c.verdict(), "") << deterministic;
+  }
+}
+#endif
+
 // ---- errors ----
 
 TEST_F(GpuBackward, RefusesOtherTypesThanHalves) {

@@ -192,13 +192,13 @@ TEST(order, takes_the_tiles_of_a_section_by_turns) {
             (std::vector<std::pair<int, int>>{{0, 1}, {1, 1}, {0, 0}, {1, 0}, {2, 1}, {2, 0}}));
 }
 
+constexpr std::int64_t MiB = 1 << 20;
 TEST(order, sections_by_their_bytes) {
-  constexpr std::int64_t MiB = 1 << 20;
-  EXPECT_EQ(heads_within(32, 2 * MiB, 64), 16);
-  EXPECT_EQ(heads_within(32, 3 * MiB, 64), 8);   // a power of two
-  EXPECT_EQ(heads_within(32, 2 * MiB, 12), 12);  // or all
-  EXPECT_EQ(heads_within(32, 64 * MiB, 12), 1);  // at least one
-  EXPECT_EQ(heads_within(32, 0, 12), 12);
+  EXPECT_EQ(heads_within(32 * MiB, 2 * MiB, 64), 16);
+  EXPECT_EQ(heads_within(32 * MiB, 3 * MiB, 64), 8);   // a power of two
+  EXPECT_EQ(heads_within(32 * MiB, 2 * MiB, 12), 12);  // or all
+  EXPECT_EQ(heads_within(32 * MiB, 64 * MiB, 12), 1);  // at least one
+  EXPECT_EQ(heads_within(32 * MiB, 0, 12), 12);
 }
 
 // The counts of forward/hopper.md, backward/6_early.md and hopper.md. Each tile in its turn
@@ -220,7 +220,7 @@ TEST(order, longest_first_ends_all_SMs_together) {
     const int tiles = N / 128, heads = 16384 / N * 16;
     std::vector<int> steps(tiles);
     for (int i = 0; i < tiles; ++i) steps[i] = i + 1;
-    const int section = heads_within(32, std::int64_t(N) * 128 * 4, heads);
+    const int section = heads_within(32 * MiB, std::int64_t(N) * 128 * 4, heads);
     EXPECT_EQ(last_SM({tiles, heads, section, true}, steps), last) << "N = " << N;
   }
 }
@@ -238,7 +238,8 @@ TEST(order, sections_end_all_SMs_together_in_the_backward) {
   };
   for (auto [N, head_by_head, in_sections] :
        {Row{1024, 150, 142}, Row{4096, 548, 512}, Row{16384, 2020, 2006}}) {
-    const int heads = 16384 / N * 16, section = heads_within(40, std::int64_t(N) * 128 * 8, heads);
+    const int heads = 16384 / N * 16,
+              section = heads_within(40 * MiB, std::int64_t(N) * 128 * 8, heads);
     EXPECT_EQ(last_SM({N / 128, heads, 1, false}, steps_of_keys(N, 1)), head_by_head) << N;
     EXPECT_EQ(last_SM({N / 128, heads, section, false}, steps_of_keys(N, 1)), in_sections) << N;
   }
@@ -249,9 +250,9 @@ TEST(order, a_section_counts_one_query_head_of_a_group) {
   constexpr int N = 4096, heads = 8;
   const std::vector<int> steps = steps_of_keys(N, 8);
   const double mean = heads * std::accumulate(steps.begin(), steps.end(), 0.0) / 132;
-  EXPECT_EQ(heads_within(20, N * 128 * 8, heads), 4);
+  EXPECT_EQ(heads_within(20 * MiB, N * 128 * 8, heads), 4);
   EXPECT_NEAR(last_SM({N / 128, heads, 4, false}, steps) / mean, 1.00, 0.005);
-  EXPECT_EQ(heads_within(20, 8 * N * 128 * 8, heads), 1);
+  EXPECT_EQ(heads_within(20 * MiB, 8 * N * 128 * 8, heads), 1);
   EXPECT_NEAR(last_SM({N / 128, heads, 1, false}, steps) / mean, 1.59, 0.005);
 }
 

@@ -215,7 +215,7 @@ void launch_longest_first(const Problem& p, const Forward<T>& t, float scale, un
                           cudaStream_t stream) {
   const ForwardMaps maps = maps_of(p, t, Br, Bc);
   // Sections of heads whose K and V are 32 MiB together; without a mask one head after the other.
-  const int key_heads = heads_within(32, 2 * p.Nk * D * 2, p.B * p.Hkv);
+  const int key_heads = heads_within(of_L2(32), 2 * p.Nk * D * 2, p.B * p.Hkv);
   const Order<int> order{int((p.Nq + Br - 1) / Br), int(p.B * p.Hq),
                          taken ? key_heads * int(p.Hq / p.Hkv) : 1, true};
   if (taken) FA_CUDA_CHECK(cudaMemsetAsync(taken, 0, sizeof *taken, stream));

@@ -238,7 +238,7 @@ void launch(const Problem& p, const Forward<T>& t, float scale, cudaStream_t str
   // Key heads whose K and V fit into this part of the L2 cache, with all query heads that read
   // them. Measured, not derived.
   constexpr int MiB = D == 64 ? 8 : 16;
-  const int key_heads = heads_within(MiB, 2 * p.Nk * D * 2, p.B * p.Hkv);
+  const int key_heads = heads_within(of_L2(MiB), 2 * p.Nk * D * 2, p.B * p.Hkv);
   FA_LAUNCH(two_loops, dim3(unsigned(blocks)), dim3(threads), shared_bytes<D>, stream, p, t,
             std::int64_t(key_heads) * (p.Hq / p.Hkv), scale);
 }

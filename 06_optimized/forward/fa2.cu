@@ -279,7 +279,7 @@ void launch(const Problem& p, const Forward<T>& t, float scale, cudaStream_t str
   // Key heads whose K and V fit into this part of the L2 cache, with all query heads that read
   // them. Measured, not derived.
   constexpr int MiB = Sizes::D == 64 ? 8 : 16;
-  const int key_heads = heads_within(MiB, 2 * p.Nk * Sizes::D * 2, p.B * p.Hkv);
+  const int key_heads = heads_within(of_L2(MiB), 2 * p.Nk * Sizes::D * 2, p.B * p.Hkv);
   FA_LAUNCH(fa2, dim3(unsigned(blocks)), dim3(threads), bytes, stream, p, t,
             std::int64_t(key_heads) * (p.Hq / p.Hkv), scale,
             in_16_bytes(t.Q) && in_16_bytes(t.K) && in_16_bytes(t.V) && in_16_bytes(t.O));

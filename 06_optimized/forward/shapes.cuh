@@ -91,7 +91,8 @@ Order<int> order_of(const Problem& p, bool masked) {
   Order<int> order{int((p.Nq + Tiles::Br - 1) / Tiles::Br), int(p.B * p.Hq), 1, true};
   const bool small_ones = Tiles::groups == 3 && p.Nq % Tiles::Br;
   if (masked || small_ones)
-    order.section = heads_within(32, 2 * p.Nk * Tiles::D * 2, p.B * p.Hkv) * int(p.Hq / p.Hkv);
+    order.section =
+        heads_within(of_L2(32), 2 * p.Nk * Tiles::D * 2, p.B * p.Hkv) * int(p.Hq / p.Hkv);
   order.last_first = masked || !small_ones;
   return order;
 }

@@ -85,6 +85,13 @@ inline std::string capabilities(const std::string& list) {
                             cuda_hint(code, capabilities(built_for), 10 * major + minor));
 }
 
+// FA_CUDA_CHECK(cudaMemcpy(...)): throws fa::CudaError unless the call returns cudaSuccess.
+#define FA_CUDA_CHECK(call)                                         \
+  do {                                                              \
+    if (const cudaError_t fa_code = (call); fa_code != cudaSuccess) \
+      ::fa::throw_cuda_error(fa_code, #call, __FILE__, __LINE__);   \
+  } while (false)
+
 // Before every launch: an error that nobody has looked at must not be blamed on this kernel.
 inline void check_no_earlier_error(const char* kernel, const char* file, int line) {
   if (const cudaError_t code = cudaGetLastError(); code != cudaSuccess)
@@ -99,16 +106,29 @@ inline void check_launch(const char* kernel, const char* file, int line, const c
     throw_cuda_error(code, std::string("launch of ") + kernel, file, line, built_for);
   static const char* const wait = std::getenv("FA_SYNC_CHECK");
   if (!wait || std::strcmp(wait, "1") != 0) return;
+#ifndef FA_EMULATED
+  // What is recorded as a graph runs later: there is nothing to wait for.
+  cudaStreamCaptureStatus recorded = cudaStreamCaptureStatusNone;
+  FA_CUDA_CHECK(cudaStreamIsCapturing(stream, &recorded));
+  if (recorded != cudaStreamCaptureStatusNone) return;
+#endif
   if (const cudaError_t code = cudaStreamSynchronize(stream); code != cudaSuccess)
     throw_cuda_error(code, std::string("kernel ") + kernel, file, line, built_for);
 }
 
-// FA_CUDA_CHECK(cudaMemcpy(...)): throws fa::CudaError unless the call returns cudaSuccess.
-#define FA_CUDA_CHECK(call)                                         \
-  do {                                                              \
-    if (const cudaError_t fa_code = (call); fa_code != cudaSuccess) \
-      ::fa::throw_cuda_error(fa_code, #call, __FILE__, __LINE__);   \
-  } while (false)
+// What the current GPU says of itself.
+inline int of_this_gpu(cudaDeviceAttr attribute) {
+  int device = 0, value = 0;
+  FA_CUDA_CHECK(cudaGetDevice(&device));
+  FA_CUDA_CHECK(cudaDeviceGetAttribute(&value, attribute, device));
+  return value;
+}
+inline int processors() { return of_this_gpu(cudaDevAttrMultiProcessorCount); }
+// Bytes of its L2 cache: as large a part of it as so many MiB are of the 60 that an H200 has, where
+// it was measured what fits.
+inline std::int64_t of_L2(int MiB) {
+  return std::int64_t(of_this_gpu(cudaDevAttrL2CacheSize)) * MiB / 60;
+}
 
 // FA_LAUNCH(kernel, grid, block, shared_bytes, stream, arguments...):
 // kernel<<<grid, block, shared_bytes, stream>>>(arguments...), checked. It does not wait.

@@ -764,6 +764,9 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int) {
     case cudaDevAttrMultiProcessorCount:
       *value = fa::emulator::device.processors;
       return cudaSuccess;
+    case cudaDevAttrL2CacheSize:
+      *value = 60 << 20;  // an H200's
+      return cudaSuccess;
     case cudaDevAttrMaxSharedMemoryPerBlockOptin:
       *value = int(fa::emulator::device.shared_bytes);
       return cudaSuccess;

@@ -5,6 +5,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstdlib>
+#include <cstring>
 #include <functional>
 #include <set>
 #include <string>
@@ -240,5 +241,66 @@ std::string on_its_stream(const Call& call, F f) {
 #endif
   return text;
 }
+
+#ifndef FA_EMULATED
+// What f(problem, tensors, stream) puts on its stream, recorded once as a CUDA graph and replayed
+// with the inputs of two cases that differ in nothing else, at the same addresses. Empty, or what is
+// wrong with one of the two results.
+template <class Case, class F>
+std::string replayed_as_graph(Case& first, Case& second, F f) {
+  const auto call = first.call(), other = second.call();
+  const DeviceCopy copy(call.storage);
+  Problem p = call.p;
+  p.key_lengths = copy.at(p.key_lengths);
+  const auto t = on_device(copy, call.t);
+  cudaStream_t stream = nullptr;
+  FA_CUDA_CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+  f(p, t, stream);  // modules are loaded at the first call, which a recording does not allow
+  FA_CUDA_CHECK(cudaStreamSynchronize(stream));
+  cudaGraph_t graph = nullptr;
+  FA_CUDA_CHECK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal));
+  f(p, t, stream);
+  FA_CUDA_CHECK(cudaStreamEndCapture(stream, &graph));
+  cudaGraphExec_t replay = nullptr;
+  FA_CUDA_CHECK(cudaGraphInstantiate(&replay, graph, 0));
+  const auto run = [&] {
+    copy.copy_there();  // the outputs' poison too
+    FA_CUDA_CHECK(cudaGraphLaunch(replay, stream));
+    copy.copy_back(stream);
+  };
+  run();
+  std::string text = first.verdict();
+  const auto exchange = [&](bool there) {
+    for (std::size_t n = 0; n < call.storage.size(); ++n) {
+      const Storage &a = call.storage[n], &b = other.storage[n];
+      there ? std::memcpy(a.data, b.data, a.bytes) : std::memcpy(b.data, a.data, a.bytes);
+    }
+  };
+  exchange(true);
+  run();
+  exchange(false);
+  if (text.empty()) text = second.verdict();
+  FA_CUDA_CHECK(cudaGraphExecDestroy(replay));
+  FA_CUDA_CHECK(cudaGraphDestroy(graph));
+  FA_CUDA_CHECK(cudaStreamDestroy(stream));
+  return text;
+}
+
+// Makes the second GPU the current one for as long as it lives; there() says whether it exists.
+class SecondGpu {
+ public:
+  SecondGpu() {
+    FA_CUDA_CHECK(cudaGetDeviceCount(&count_));
+    if (there()) FA_CUDA_CHECK(cudaSetDevice(1));
+  }
+  ~SecondGpu() { cudaSetDevice(0); }
+  SecondGpu(const SecondGpu&) = delete;
+  SecondGpu& operator=(const SecondGpu&) = delete;
+  bool there() const { return count_ > 1; }
+
+ private:
+  int count_ = 0;
+};
+#endif
 
 }  // namespace fa::judge
