@@ -1,7 +1,7 @@
 // A kernel or a variant of it as a C function for ab.py: bf16, and no choice among kernels.
 // FA_KERNEL: the file; FA_LAUNCHER: its host function; FA_BACKWARD: of the backward ladder.
-// FA_COUNTS, FA_ADDS_DQ: it counts tiles, or adds up dQ, in the scratch. FA_K_TRANSPOSED: it wants K
-// with a row for each dimension, which is made here, at each call.
+// FA_COUNTS, FA_ADDS_DQ: it counts tiles, or adds up dQ, in the scratch.
+// FA_K_TRANSPOSED: it wants K with a row for each dimension, which is made here, at each call.
 #include FA_KERNEL
 
 #include "common/measure/peers/peer.hpp"
