@@ -244,8 +244,8 @@ std::string on_its_stream(const Call& call, F f) {
 
 #ifndef FA_EMULATED
 // What f(problem, tensors, stream) puts on its stream, recorded once as a CUDA graph and replayed
-// with the inputs of two cases that differ in nothing else, at the same addresses. Empty, or what is
-// wrong with one of the two results.
+// with the inputs of two cases that differ in nothing else, at the same addresses. Empty, or what
+// is wrong with one of the two results.
 template <class Case, class F>
 std::string replayed_as_graph(Case& first, Case& second, F f) {
   const auto call = first.call(), other = second.call();
