@@ -509,9 +509,9 @@ TEST_F(GpuBackward, UsesTheStreamThatItIsGiven) {
 // Of a rung what all take; of the whole contract lengths too. What is summed up starts at zero in
 // each run of a graph, and so do turns.
 Spec recorded(const BackwardRung& r, std::vector<Int> lengths, std::uint64_t seed) {
-  Spec s = spec(300, 300, 128, Causal::bottom_right);
+  Spec s = spec(150, 150, 128, Causal::bottom_right);
   s.p.B = Int(lengths.size());
-  s.p.Hq = s.p.Hkv = 4;
+  s.p.Hq = s.p.Hkv = 2;
   if (r.whole_contract) s.lengths = std::move(lengths);
   s.seed = seed;
   return s;
@@ -523,7 +523,7 @@ TEST_F(GpuBackward, ARecordedCallReplaysWithOtherInputs) {
       if (!unavailable(r.kernel).empty()) continue;
       const bool in_turns = r.kernel == BackwardKernel::hopper;
       if (deterministic && !r.deterministic && !in_turns) continue;
-      BackwardCase<bf16> first(recorded(r, {300, 17}, 1)), second(recorded(r, {128, 299}, 2));
+      BackwardCase<bf16> first(recorded(r, {150, 17}, 1)), second(recorded(r, {128, 149}, 2));
       BackwardOptions options{r.kernel, deterministic};
       const Guarded scratch(first.p, options);
       options.scratch = scratch.lent();

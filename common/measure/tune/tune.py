@@ -3,10 +3,12 @@
 
     tune.py --list --gpu h200       every shape with what it costs, or why it need not be compiled; no GPU, no nvcc
     tune.py                         compiles those that are left, verifies and times them; needs nvcc and a GPU
+    tune.py --compile --gpu h200    only compiles them, for a machine with that GPU and the same nvcc; no GPU
     tune.py table RESULTS.json      the table of a measurement, as Markdown
     tune.py write PAGE RESULTS.json the same, between the marks of a page
 
 Each shape is a library: the kernel's file with the shape behind it (space.py), so that nothing in a lesson knows of it.
+Libraries stay in OUT/shapes: what was compiled from the same sources is not compiled again.
 A shape is verified in a process of its own, since one that is wrong may never end: short problems against double
 precision. Then, at each setting, all shapes are compared with the hand-made one and timed once; those within 6 % of
 the fastest go on to 11 rounds, in an order drawn anew for each. A figure is the median of a ratio, round by round.
@@ -18,6 +20,7 @@ from __future__ import annotations
 
 import argparse
 import ctypes
+import hashlib
 import importlib.util
 import json
 import os
@@ -49,6 +52,9 @@ MASKS = ("none", "causal")
 NEAR = 0.02  # as good as the best
 FINALIST = 1.06  # this much slower than the fastest, and it is timed once only
 BLOCK_MS = 3.0  # of launches, for one figure
+
+
+Key = tuple[str, int, str]  # a shape: kernel, d, name
 
 
 class Missing(Exception):
@@ -110,9 +116,14 @@ def gpu_named(word: str) -> Gpu:
 # ---------------------------------------------------------------- built and verified
 
 
-def nvcc(text: str, library: Path, arch: str) -> str:
+def nvcc(text: str, library: Path, arch: str, version: str) -> str:
     """What ptxas said. The text goes beside the library, as a file to look into."""
-    source = library.with_suffix(".cu")
+    source, words = library.with_suffix(".cu"), library.with_suffix(".txt")
+    # The text names the hash of all that it includes.
+    stamp = hashlib.sha256(f"{arch} {version}\n{text}".encode()).hexdigest() + "\n"
+    if library.exists() and words.exists() and (said := words.read_text(encoding="utf-8")).startswith(stamp):
+        return said[len(stamp) :]
+    words.unlink(missing_ok=True)
     source.write_text('#include "common/core/tuned.hpp"\n' + text, encoding="utf-8")
     command = [
         "nvcc",
@@ -133,6 +144,7 @@ def nvcc(text: str, library: Path, arch: str) -> str:
     if done.returncode:
         wrong = re.search(r"error\s*:\s*(.*)", done.stderr)
         raise Bad(f"does not compile: {(wrong[1] if wrong else done.stderr).strip()[:200]}")
+    words.write_text(stamp + done.stderr, encoding="utf-8")
     return done.stderr
 
 
@@ -140,11 +152,11 @@ def arch_of(space: Space, gpu: Gpu) -> str:
     return f"{gpu.capability}{'a' if space.alone else ''}"
 
 
-def tried(space: Space, c: Candidate, gpu: Gpu, folder: Path, judge: Path) -> Path | None:
+def tried(space: Space, c: Candidate, gpu: Gpu, folder: Path, version: str, judge: Path | None) -> Path | None:
     """The library of a candidate that compiles, does not spill and is right; else c.dead says why not."""
     library = folder / f"{space.kernel}_d{c.d}_{c.name}.so"
     try:
-        said = nvcc(space.source(c, (space.dtype,)), library, arch_of(space, gpu))
+        said = nvcc(space.source(c, (space.dtype,)), library, arch_of(space, gpu), version)
         kernels = ptxas.parse(said)
         c.registers = max(k.registers for k in kernels)
         spilled = max(k.spill_store_bytes + k.spill_load_bytes for k in kernels)
@@ -152,7 +164,8 @@ def tried(space: Space, c: Candidate, gpu: Gpu, folder: Path, judge: Path) -> Pa
             raise Bad(f"ptxas spills {spilled} bytes")
         if not c.hand_made and ptxas.LOSS.search(said):
             raise Bad("ptxas makes its products wait for each other")
-        verified(library, c.d, (space.dtype,), judge)
+        if judge:
+            verified(library, c.d, (space.dtype,), judge)
     except Bad as error:
         c.dead = str(error)
         if c.hand_made:
@@ -317,7 +330,7 @@ def in_page(page: str, text: str) -> str:
     return new
 
 
-def tuned_file(data: dict[str, Any], libraries: dict[tuple[str, int, str], str]) -> str:
+def tuned_file(data: dict[str, Any], libraries: dict[Key, str]) -> str:
     """What common/core/tuned.cpp reads."""
     lines = ["tuned 1", f"gpu {data['gpu']}", f"compiler nvcc {data['compiler']}"]
     lines += [f"kernel {name} {kernel['sources']}" for name, kernel in data["kernels"].items()]
@@ -369,6 +382,42 @@ def judge_of(folder: Path) -> tuple[Path, Gpu]:
         raise Missing(f"tune times on a GPU, and none answers ({error}); tune --list --gpu h200 only counts") from None
 
 
+Work = list[tuple[Space, Candidate]]
+
+
+def work_of(chosen: Sequence[Space], gpu: Gpu) -> tuple[dict[str, list[Candidate]], Work]:
+    """All candidates by kernel, and those that are worth compiling."""
+    every: dict[str, list[Candidate]] = {}
+    for space in chosen:
+        if unfit := space.unfit(gpu):
+            print(f"{space.kernel}: not tuned: {unfit}")
+        else:
+            every[space.kernel] = space.candidates(gpu)
+    work = [(s, c) for s in chosen for c in every.get(s.kernel, ()) if not c.dead]
+    if not work:
+        raise Missing("no kernel that can be tuned runs on this GPU")
+    return every, work
+
+
+def alive(work: Work, gpu: Gpu, out: Path, version: str, judge: Path | None, jobs: int) -> dict[Key, Path]:
+    """The libraries of those that compile and, with a judge, are right."""
+    began = time.monotonic()
+    (out / "shapes").mkdir(parents=True, exist_ok=True)
+    libraries: dict[Key, Path] = {}
+    with ThreadPoolExecutor(jobs) as pool:
+        futures = [pool.submit(tried, space, c, gpu, out / "shapes", version, judge) for space, c in work]
+        for number, ((space, c), future) in enumerate(zip(work, futures), 1):
+            if library := future.result():
+                libraries[space.kernel, c.d, c.name] = library
+            if number % 20 == 0 or number == len(work):
+                print(
+                    f"{number}/{len(work)} shapes compiled{' and verified' if judge else ''}, {len(libraries)} are "
+                    f"alive, {time.monotonic() - began:.0f} s",
+                    flush=True,
+                )
+    return libraries
+
+
 def measure(chosen: Sequence[Space], out: Path, rounds: int, seed: int, jobs: int) -> None:
     began = time.monotonic()
     version = compiler()
@@ -385,28 +434,8 @@ def measure(chosen: Sequence[Space], out: Path, rounds: int, seed: int, jobs: in
             "method": f"{rounds} rounds, order drawn anew, blocks of {BLOCK_MS:g} ms",
         }
         print(gpu)
-        work: list[tuple[Space, Candidate]] = []
-        every: dict[str, list[Candidate]] = {}
-        for space in chosen:
-            if unfit := space.unfit(gpu):
-                print(f"{space.kernel}: not tuned: {unfit}")
-                continue
-            every[space.kernel] = space.candidates(gpu)
-            work += [(space, c) for c in every[space.kernel] if not c.dead]
-        if not work:
-            raise Missing("no kernel that can be tuned runs on this GPU")
-        libraries: dict[tuple[str, int, str], Path] = {}
-        with ThreadPoolExecutor(jobs) as pool:
-            futures = [pool.submit(tried, space, c, gpu, folder, judge_library) for space, c in work]
-            for number, ((space, c), future) in enumerate(zip(work, futures), 1):
-                if library := future.result():
-                    libraries[space.kernel, c.d, c.name] = library
-                if number % 20 == 0 or number == len(work):
-                    print(
-                        f"{number}/{len(work)} shapes compiled and verified, {len(libraries)} are alive, "
-                        f"{time.monotonic() - began:.0f} s",
-                        flush=True,
-                    )
+        every, work = work_of(chosen, gpu)
+        libraries = alive(work, gpu, out, version, judge_library, jobs)
         for space in chosen:
             if space.kernel not in every:
                 continue
@@ -464,16 +493,16 @@ def kept(
     out: Path,
     judge: Path,
     jobs: int,
-) -> dict[tuple[str, int, str], str]:
+) -> dict[Key, str]:
     """The winners once more, for all types of the product, and beside the file."""
     winners = {(c["kernel"], c["d"], chosen_of(c)) for c in data["cells"] if chosen_of(c) != "-"}
     by_name = {space.kernel: space for space in chosen}
 
-    def one(key: tuple[str, int, str]) -> str:
+    def one(key: Key) -> str:
         space = by_name[key[0]]
         c = next(c for c in every[key[0]] if (c.d, c.name) == key[1:])
         library = folder / f"{key[0]}_d{c.d}_{c.name}_{sources(space.file)}.so"
-        nvcc(space.source(c, space.types), library, arch_of(space, gpu))
+        nvcc(space.source(c, space.types), library, arch_of(space, gpu), data["compiler"])
         verified(library, c.d, space.types, judge)
         os.replace(library, out / library.name)
         return library.name
@@ -504,10 +533,12 @@ class Parser(argparse.ArgumentParser):
 def tune(words: Sequence[str]) -> None:
     parser = Parser(
         prog="./learn tune",
-        usage="./learn tune [--only fa2,hopper,longest_first] [--list [--gpu NAME]] " "[--rounds N] [--out FOLDER]",
+        usage="./learn tune [--only fa2,hopper,longest_first] [--list [--gpu NAME]] [--compile --gpu NAME] "
+        "[--rounds N] [--out FOLDER]",
         allow_abbrev=False,
     )
     parser.add_argument("--list", action="store_true")
+    parser.add_argument("--compile", action="store_true")
     parser.add_argument("--gpu")
     parser.add_argument("--only")
     parser.add_argument("--rounds", type=int, default=11)
@@ -521,9 +552,16 @@ def tune(words: Sequence[str]) -> None:
         parser.error(f"no kernel '{unknown[0]}'; there are {', '.join(s.kernel for s in there)}")
     if options.rounds < 1 or options.jobs < 1:
         parser.error("--rounds and --jobs must be at least 1")
-    if options.gpu and not options.list:
-        parser.error("--gpu is for --list; what is timed is the GPU of this machine")
+    if options.gpu and not (options.list or options.compile):
+        parser.error("--gpu is for --list and --compile; what is timed is the GPU of this machine")
     chosen = [s for s in there if s.kernel in wanted]
+    if options.compile:
+        try:
+            gpu = gpu_named(options.gpu or "")
+        except Bad as error:
+            parser.error(str(error))
+        alive(work_of(chosen, gpu)[1], gpu, options.out, compiler(), None, options.jobs)
+        return None
     if not options.list:
         return measure(chosen, options.out, options.rounds, options.seed, options.jobs)
     if options.gpu:
