@@ -8,9 +8,9 @@
 #include "static_switch.h"
 
 namespace asked {  // by the names that the dispatch gives to its answers
-constexpr bool GQA = false, HasQV_ = false, Deterministic_ = FA3_DETERMINISTIC;
-constexpr bool Use_cluster =
-    true;  // N is a multiple of 256: an even number of tiles of 128 queries
+[[maybe_unused]] constexpr bool GQA = false, HasQV_ = false, Deterministic_ = FA3_DETERMINISTIC;
+// N is a multiple of 256: an even number of tiles of 128 queries.
+[[maybe_unused]] constexpr bool Use_cluster = true;
 }  // namespace asked
 
 #undef BOOL_SWITCH
