@@ -3,10 +3,10 @@
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from figure import Bar, Bars, Bound, Chart, Line, Lines, Table, line, significant
+from figure import Bar, Bars, Bound, Chart, Line, Lines, Table, line, significant, subtitle
 from results import BadResults, Results, Row, group, median, ratio, spread
 
 sys.path.append(str(Path(__file__).resolve().parent))
@@ -141,9 +141,12 @@ def ladder(r: Results, p: Pass) -> Chart | None:
 
 def speed(r: Results, p: Pass, d: int) -> Chart | None:
     panels = [panel for causal in (0, 1) if (panel := against_n(r, p, d, causal))]
+    if not panels:
+        return None
     said = f"{r.context['device']} · bf16 · FLOPs: {r.context['flop_formula']}, times 2.5" if p is BACKWARD else ""
-    said = fa3(r, said, by=[each.label for panel in panels for each in panel.lines])
-    return Chart(f"{p.prefix}speed_d{d}", f"{p.title}, head dimension {d}", panels, said, p.see[d]) if panels else None
+    chart = Chart(f"{p.prefix}speed_d{d}", f"{p.title}, head dimension {d}", panels, said, p.see[d])
+    labels = [each.label for panel in panels for each in panel.lines]
+    return replace(chart, subtitle=fa3(r, subtitle(chart, r.context), by=labels))
 
 
 def against_n(r: Results, p: Pass, d: int, causal: int) -> Lines | None:

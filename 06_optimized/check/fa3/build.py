@@ -170,15 +170,12 @@ class Build:
                  + "#define FA3_KERNELS(X) " + " ".join(f"X({kernel.entry})" for kernel in kernels) + "\n")
         (self.objects / "built.hpp").write_text(built, encoding="utf-8")
         interface = self.objects / "fa3.o"
-        # The launch code of the project's headers is C++20.
+        # The project's headers are C++20.
         self.run("the interface", [self.nvcc, *("-std=c++20" if flag == "-std=c++17" else flag for flag in FLAGS),
                                    "-I", str(ROOT), "-I", str(self.objects), *self.includes, "-c", HERE / "fa3.cu"],
                  interface)
         library = self.out / "libfa3.so"
-        # libcuda.so comes with the driver; to link it, CUDA has a stub.
-        stubs = Path(self.nvcc).resolve().parents[1] / "lib64" / "stubs"
-        self.run("the library", [self.nvcc, "-shared", interface, *map(self.object, kernels), "-L", str(stubs),
-                                 "-lcuda"], library)
+        self.run("the library", [self.nvcc, "-shared", interface, *map(self.object, kernels)], library)
         return library
 
 
@@ -233,6 +230,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return make(options)
     except Refused as error:
         print(f"build.py: {error}", file=sys.stderr)
+        return 2
+    except OSError as error:
+        print(f"build.py: {error.filename}: {error.strerror}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("build.py: stopped; the same command goes on", file=sys.stderr)
