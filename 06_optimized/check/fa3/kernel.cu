@@ -3,8 +3,8 @@
 //   FA3_D         64, 128, 256
 //   FA3_CAUSAL, FA3_BACKWARD, FA3_DETERMINISTIC   0 or 1
 //
-// FlashAttention-3's own dispatch chooses the tiles. It asks at run time what kind of call it is and
-// would compile a kernel for every answer, so its switches are given the one answer here.
+// FlashAttention-3's own dispatch chooses the tiles. It asks at run time what kind of call it is,
+// and would compile a kernel for every answer, so its switches are given the one answer here.
 #include "static_switch.h"
 
 namespace asked {  // by the names that the dispatch gives to its answers
