@@ -28,8 +28,16 @@ namespace asked {  // by the names that the dispatch gives to its answers
     return __VA_ARGS__();                                                      \
   }()
 
+// With other answers it is another function, so it has another name for each kernel: of functions of
+// one name the linker takes any.
 #define JOINED_(a, b) a##b
 #define JOINED(a, b) JOINED_(a, b)
+#define OWN(name) JOINED(FA3_NAME, name)
+#define run_mha_fwd_ OWN(_forward)
+#define run_mha_bwd_dispatch OWN(_dispatch)
+#define run_mha_bwd_hdim64 OWN(_64)
+#define run_mha_bwd_hdim128 OWN(_128)
+#define run_mha_bwd_hdim256 OWN(_256)
 
 #if FA3_BACKWARD
 #include "flash_bwd_launch_template.h"
@@ -39,7 +47,7 @@ namespace asked {  // by the names that the dispatch gives to its answers
 
 void FA3_NAME(Flash_bwd_params& params, cudaStream_t stream) {
 #if FA3_BACKWARD
-  JOINED(run_mha_bwd_hdim, FA3_D)<90, cutlass::bfloat16_t, /*softcap*/ false>(params, stream);
+  JOINED(FA3_NAME, JOINED(_, FA3_D))<90, cutlass::bfloat16_t, /*softcap*/ false>(params, stream);
 #else
   run_mha_fwd_<90, cutlass::bfloat16_t, FA3_D, FA3_D, /*split*/ false, /*paged*/ false,
                /*softcap*/ false, /*packed heads*/ false>(params, stream);
