@@ -28,8 +28,8 @@ namespace asked {  // by the names that the dispatch gives to its answers
     return __VA_ARGS__();                                                      \
   }()
 
-// With other answers it is another function, so it has another name for each kernel: of functions of
-// one name the linker takes any.
+// With other answers it is another function, so each kernel's has a name of its own: of functions
+// with one name the linker keeps any.
 #define JOINED_(a, b) a##b
 #define JOINED(a, b) JOINED_(a, b)
 #define OWN(name) JOINED(FA3_NAME, name)
