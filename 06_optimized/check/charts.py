@@ -3,10 +3,10 @@
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from figure import Bar, Bars, Bound, Chart, Line, Lines, Table, line, significant
+from figure import Bar, Bars, Bound, Chart, Line, Lines, Table, line, significant, subtitle
 from results import BadResults, Results, Row, group, median, ratio, spread
 
 sys.path.append(str(Path(__file__).resolve().parent))
@@ -52,7 +52,10 @@ BACKWARD = Pass(
     {64: "hopper makes the scores once, two_kernels twice: between their lines lie two of seven products.",
      128: "As at d = 64, but shared memory is the limit now; swizzle shows what it is without Hopper's instructions.",
      256: "No one kernel has room for three sums here, so hopper does what two_kernels does, and their lines are one."})
-PEERS = {"cudnn": "cuDNN", "fa2": "FlashAttention-2, PyTorch"}
+FA3 = "FlashAttention-3"
+PEERS = {"cudnn": "cuDNN", "fa2": "FlashAttention-2, PyTorch", "fa3": FA3}
+DETERMINISTIC = {"best_deterministic": "best, deterministic"}  # the same bits in every run; in tables only
+PEERS_DETERMINISTIC = {"fa3_deterministic": f"{FA3}, deterministic"}
 RESULTS = Path(__file__).resolve().parents[1] / "results"
 KERNELS = RESULTS / "kernels.json"
 TIMELINE = RESULTS / "timeline.json"
@@ -87,12 +90,24 @@ def rows(r: Results, what: str, variant: str, chip: str = "hot", stage: str = "s
     return found or r.select(stage=stage, what=what, variant=variant, dtype="bf16", G=None, chip=None, **where)
 
 
+def fa3(r: Results, *before: str, by: Sequence[str] = ()) -> str:
+    """What is said before, and which FlashAttention-3 stands among `by`, if it does."""
+    commit, changed, what = r.context.get("fa3_commit", "").partition("-")
+    which = [f"{FA3}: commit {commit[:7]}{changed}{what}"] if any(label.startswith(FA3) for label in by) else []
+    return " · ".join([*filter(None, before), *which])
+
+
 def lengths(r: Results, p: Pass) -> list[float | str]:
     return sorted({row.keys["N"] for row in r.select(stage="peer", what=p.what, variant="cudnn")})
 
 
-def table(p: Pass, name: str, header: Sequence[str], lines: Sequence[Sequence[str]], page: str = "") -> Table | None:
-    return Table(name, header, lines, page or p.page) if lines else None
+def table(r: Results, p: Pass, name: str, header: Sequence[str], lines: Sequence[Sequence[str]],
+          page: str = "") -> Table | None:
+    if not lines:
+        return None
+    which = fa3(r, by=[cell for cells in lines for cell in cells])
+    caption = f"Medians on {r.context['device']} (`results/{r.path.name}`). {which}." if which else ""
+    return Table(name, header, lines, page or p.page, caption)
 
 
 # ---------------------------------------------------------------- charts
@@ -117,17 +132,21 @@ def ladder(r: Results, p: Pass) -> Chart | None:
     return Chart(f"{p.prefix}ladder", "One idea at a time" + (", backward" if p is BACKWARD else ""), [
         Bars("TFLOP/s, and × the rung above", bars, "TFLOP/s", "",
              [Bound(f"{label} {significant(value)}", value) for label, value in speeds.items()])],
-        f"{r.context['device']} · bf16 · N 4096, d 128, no mask, B N = 16384, H d = 2048"
-        f" · FLOPs: {r.context['flop_formula']}" + (", times 2.5" if p is BACKWARD else "") +
-        " · medians; × is the median of the ratios within each round, as the clock changes from one round to the next, "
-        "and not the ratio of two medians",
+        fa3(r, f"{r.context['device']} · bf16 · N 4096, d 128, no mask, B N = 16384, H d = 2048"
+            f" · FLOPs: {r.context['flop_formula']}" + (", times 2.5" if p is BACKWARD else "") +
+            " · medians; × is the median of the ratios within each round, as the clock changes from one round to the "
+            "next, and not the ratio of two medians", by=list(speeds)),
         see="Each bar adds one idea to the one above it; look for the steps that gain most, and for those that lose.")
 
 
 def speed(r: Results, p: Pass, d: int) -> Chart | None:
     panels = [panel for causal in (0, 1) if (panel := against_n(r, p, d, causal))]
+    if not panels:
+        return None
     said = f"{r.context['device']} · bf16 · FLOPs: {r.context['flop_formula']}, times 2.5" if p is BACKWARD else ""
-    return Chart(f"{p.prefix}speed_d{d}", f"{p.title}, head dimension {d}", panels, said, p.see[d]) if panels else None
+    chart = Chart(f"{p.prefix}speed_d{d}", f"{p.title}, head dimension {d}", panels, said, p.see[d])
+    labels = [each.label for panel in panels for each in panel.lines]
+    return replace(chart, subtitle=fa3(r, subtitle(chart, r.context), by=labels))
 
 
 def against_n(r: Results, p: Pass, d: int, causal: int) -> Lines | None:
@@ -151,15 +170,16 @@ def ratios(r: Results, p: Pass, chip: str) -> Table | None:
     lines = []
     for d, causal in SIZES:
         rival = group(rows(r, p.what, "cudnn", chip, "peer", d=d, causal=causal), "N")
-        who = [(label, rows(r, p.what, v, chip, d=d, causal=causal)) for v, label in p.final.items()]
-        who.append((PEERS["fa2"], rows(r, p.what, "fa2", chip, "peer", d=d, causal=causal)))
+        who = [(label, rows(r, p.what, v, chip, d=d, causal=causal)) for v, label in (p.final | DETERMINISTIC).items()]
+        who += [(label, rows(r, p.what, v, chip, "peer", d=d, causal=causal))
+                for v, label in (PEERS | PEERS_DETERMINISTIC).items() if v != "cudnn"]
         for label, some in who:
             by = group(some, "N")
             cells = [f"{ratio(rival[n], by[n], 'time').mid:.2f}" if n in rival and n in by else "–"
                      for n in lengths(r, p)]
             if any(cell != "–" for cell in cells):
                 lines.append([f"{d}", MASK[causal], label, *cells])
-    return table(p, f"{p.prefix}ratios_{chip}",
+    return table(r, p, f"{p.prefix}ratios_{chip}",
                  ["d", "mask", "speed relative to cuDNN", *(f"N {n:g}" for n in lengths(r, p))], lines,
                  "README.md" if (p, chip) == (FORWARD, "hot") else p.page)
 
@@ -167,7 +187,8 @@ def ratios(r: Results, p: Pass, chip: str) -> Table | None:
 def errors(r: Results, p: Pass) -> Table | None:
     """Beside speed."""
     who = [(variant, "stage06", variant) for variant in p.final]
-    who += [(label, "peer", variant) for variant, label in PEERS.items()]
+    who += [(label, "stage06", variant) for variant, label in DETERMINISTIC.items()]
+    who += [(label, "peer", variant) for variant, label in (PEERS | PEERS_DETERMINISTIC).items()]
     lines = []
     for d in (64, 128, 256):
         for label, stage, variant in who:
@@ -179,7 +200,7 @@ def errors(r: Results, p: Pass) -> Table | None:
                     else ["–", "–"]
             if cells[0] != "–":
                 lines.append([f"{d}", label, *cells])
-    return table(p, f"{p.prefix}errors", ["d", "N 4096, no mask", "bf16: error / 10⁻³", "TFLOP/s",
+    return table(r, p, f"{p.prefix}errors", ["d", "N 4096, no mask", "bf16: error / 10⁻³", "TFLOP/s",
                                           "fp16: error / 10⁻³", "TFLOP/s"], lines)
 
 
@@ -194,7 +215,7 @@ def groups(r: Results, p: Pass) -> Table | None:
                  if n in rival and n in by else "–" for n in lengths(r, p)]
         if any(cell != "–" for cell in cells):
             lines.append([f"{d}", MASK[causal], *cells])
-    return table(p, f"{p.prefix}groups", ["d", "mask", *(f"N {n:g}" for n in lengths(r, p))], lines)
+    return table(r, p, f"{p.prefix}groups", ["d", "mask", *(f"N {n:g}" for n in lengths(r, p))], lines)
 
 
 def steps(r: Results) -> Table | None:
@@ -202,14 +223,14 @@ def steps(r: Results) -> Table | None:
     lines = []
     for chip in ("hot", "cool"):
         rival = rows(r, "step", "cudnn", chip, "peer")
-        who = [(label, rows(r, "step", v, chip)) for v, label in BACKWARD.final.items()]
-        who += [(label, rows(r, "step", v, chip, "peer")) for v, label in PEERS.items()]
+        who = [(label, rows(r, "step", v, chip)) for v, label in (BACKWARD.final | DETERMINISTIC).items()]
+        who += [(label, rows(r, "step", v, chip, "peer")) for v, label in (PEERS | PEERS_DETERMINISTIC).items()]
         for label, some in who:
             if some:
                 lines.append([label, chip, f"{1e3 * median(some, 'time'):.3f}",
                               significant(1e-12 * median(some, "flops")),
                               f"{ratio(rival, some, 'time').mid:.2f}" if rival else "–"])
-    return table(BACKWARD, "steps", ["a step by", "chip", "ms", "TFLOP/s", "speed relative to cuDNN"], lines)
+    return table(r, BACKWARD, "steps", ["a step by", "chip", "ms", "TFLOP/s", "speed relative to cuDNN"], lines)
 
 
 def cycles() -> Table:

@@ -1,4 +1,4 @@
-"""Both ladders beside cuDNN and FlashAttention-2 (both PyTorch's) and a matrix product, in one process.
+"""Both ladders beside cuDNN, FlashAttention-2 (both PyTorch's), FlashAttention-3 and a matrix product, in one process.
 
     python3 06_optimized/check/compare.py build/06_optimized/libstage06_peer.so results.json
 
@@ -13,6 +13,9 @@ turns, in five orders. A row's roof is the matrix product of its own round.
 What the host does at a launch (checks, tensor maps, PyTorch's dispatch and its graph) is hidden by the queue, for ours
 and the peers alike: the host runs ahead of the GPU, and an untimed launch covers the first of a block. That holds while
 a launch takes the host less time than the GPU; a row where it does not is an error, not a figure.
+
+FlashAttention-3 is there if fa3/build.py has built it (--fa3), in bf16 and for as many key heads as query heads. Its
+rows and ours called *_deterministic write the same bits in every run.
 
 Every result is compared with double precision before and after it is timed. The file is written after each case;
 --resume continues it.
@@ -34,13 +37,16 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from contenders import DTYPE, GEMM, PASSES, PEERS, ROOT, Library, Runner, Setting, Tensors, gemm, peer
+from contenders import (DTYPE, GEMM, PASSES, PEERS, ROOT, FlashAttention3, Library, Runner, Setting, Tensors, gemm,
+                        peer)
 from precision import Expected, expected, fault, relative_error
 
 from peers import BadResults, torch, write_whole  # found where contenders says
 
 LADDER_N = 4096  # the rungs on the way are measured at this length only
 SAME_RUN = ("device", "commit", "compiler", "driver", "torch", "cudnn", "method")  # what a continued file must share
+SAME_FA3 = ("fa3_commit", "cutlass_commit")  # this too; neither has them if FlashAttention-3 is absent
+FA3 = ROOT / "build" / "fa3" / "libfa3.so"
 
 Row = dict[str, Any]
 
@@ -173,6 +179,7 @@ class File:
             old = json.loads(path.read_text(encoding="utf-8"))
             self.rows = old["benchmarks"]
             differ = [key for key in SAME_RUN if old["context"][key] != context[key]]
+            differ += [key for key in SAME_FA3 if old["context"].get(key) != context.get(key)]
         except (ValueError, KeyError, TypeError):
             raise BadResults(f"{path}: not a file of this program; choose another name") from None
         if differ:
@@ -211,10 +218,11 @@ def commit() -> str:
     return done.stdout.strip() or "unknown"
 
 
-def describe(library: Library, options: argparse.Namespace) -> dict[str, str]:
+def describe(library: Library, fa3: FlashAttention3 | None, options: argparse.Namespace) -> dict[str, str]:
+    others = dict(zip(SAME_FA3, (fa3.commit, fa3.cutlass))) if fa3 else {}
     device = torch.cuda.get_device_properties(0)
     machine = "".join(c.lower() if c.isalnum() else "-" for c in device.name)
-    return {
+    return others | {
         "machine": machine if machine.startswith("nvidia-") else f"nvidia-{machine}", "device": device.name,
         "isa": f"sm_{device.major}{device.minor}", "cores": str(device.multi_processor_count),
         "memory_bytes": str(device.total_memory), "compiler": library.c.fa_peer_compiler().decode(),
@@ -273,8 +281,13 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--block", type=float, default=5, help="milliseconds of launches per timing")
     parser.add_argument("--gap", type=float, default=25, help="idle milliseconds before a cool block")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--fa3", type=Path, help="FlashAttention-3, by fa3/build.py (default: build/fa3/libfa3.so if it "
+                        "is there)")
     parser.add_argument("--resume", action="store_true", help="keep what the file has, measure the rest")
-    return parser.parse_args(argv)
+    options = parser.parse_args(argv)
+    if options.fa3 and not options.fa3.is_file():
+        parser.error(f"--fa3 {options.fa3}: no such file; 06_optimized/check/fa3/build.py builds it")
+    return options
 
 
 def cases_of(options: argparse.Namespace) -> list[Setting]:
@@ -288,6 +301,17 @@ def cases_of(options: argparse.Namespace) -> list[Setting]:
     return found
 
 
+def found_fa3(given: Path | None) -> FlashAttention3 | None:
+    """What was asked for, what lies in build/, or none; says which."""
+    path = given or FA3
+    if not path.is_file():
+        print("without FlashAttention-3: absent; 06_optimized/check/fa3/build.py CHECKOUT builds it", flush=True)
+        return None
+    fa3 = FlashAttention3(path.resolve())
+    print(f"FlashAttention-3: commit {fa3.commit}, CUTLASS {fa3.cutlass}", flush=True)
+    return fa3
+
+
 def wanted(library: Library, s: Setting, options: argparse.Namespace) -> list[str]:
     """The kernels of ours that this case is about."""
     if options.kernels:
@@ -296,11 +320,13 @@ def wanted(library: Library, s: Setting, options: argparse.Namespace) -> list[st
     return library.kernels(s.what) if everything else library.whole(s.what)
 
 
-def runners_of(library: Library, kernels: Sequence[str], t: Tensors) -> list[Runner]:
+def runners_of(library: Library, fa3: FlashAttention3 | None, kernels: Sequence[str], t: Tensors) -> list[Runner]:
     runners = []
     context = library.context(t) if t.setting.what == "backward" else {}
-    for kernel in kernels:
-        found = library.runner(kernel, t, context)
+    those = [(library, kernel) for kernel in kernels]
+    those += [(fa3, kernel) for kernel in fa3.kernels(t.setting.what)] if fa3 else []
+    for whose, kernel in those:
+        found = whose.runner(kernel, t, context)
         if isinstance(found, str):
             print(f"      without {kernel}: {found}", flush=True)
         else:
@@ -315,7 +341,8 @@ def runners_of(library: Library, kernels: Sequence[str], t: Tensors) -> list[Run
     return runners
 
 
-def run_case(library: Library, file: File, roof: Runner, s: Setting, options: argparse.Namespace) -> bool:
+def run_case(library: Library, fa3: FlashAttention3 | None, file: File, roof: Runner, s: Setting,
+             options: argparse.Namespace) -> bool:
     """True if every row gave a figure."""
     random.seed(f"{options.seed} {s}")  # the same inputs however a run is cut into pieces
     torch.manual_seed(random.getrandbits(32))
@@ -323,7 +350,7 @@ def run_case(library: Library, file: File, roof: Runner, s: Setting, options: ar
     if not kernels:
         return True
     t = Tensors(s)
-    runners = runners_of(library, kernels, t)
+    runners = runners_of(library, fa3, kernels, t)
     want = expected(t)
     good = True
     for chip in options.chip:
@@ -347,13 +374,14 @@ def run(options: argparse.Namespace) -> bool:
     unknown = [kernel for kernel in options.kernels or () if kernel not in names]
     if unknown:
         raise BadResults(f"no kernel is called '{unknown[0]}'; there are {', '.join(names)}")
-    file = File(options.json, describe(library, options), options.resume)
+    fa3 = found_fa3(options.fa3)
+    file = File(options.json, describe(library, fa3, options), options.resume)
     roof = gemm(options.dtype)
     cases = cases_of(options)
     good = True
     for number, s in enumerate(cases, 1):
         print(f"{number:3}/{len(cases)}  {s}", flush=True)
-        good = run_case(library, file, roof, s, options) and good
+        good = run_case(library, fa3, file, roof, s, options) and good
         torch.cuda.empty_cache()
     print(options.json)
     return good

@@ -1,4 +1,4 @@
-"""Who compare.py times: this stage's kernels, PyTorch's and a matrix product, on the same tensors."""
+"""Who compare.py times: this stage's kernels, PyTorch's, FlashAttention-3 and a matrix product, on the same tensors."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "common" / "measure" / "peers"))
-from peers import DTYPES, Call, Case, SDPBackend, sdpa_kernel, torch  # noqa: E402
+from peers import DTYPES, BadResults, Call, Case, SDPBackend, sdpa_kernel, torch  # noqa: E402
 
 ROWS, WIDTH = 16384, 2048  # B N and H d
 PASSES = {"forward": "forward", "backward": "backward", "step": "both"}  # and what their FLOPs are called
@@ -77,9 +77,13 @@ class Runner:
     forget: Callable[[], None]  # the result, so that an old one cannot pass for a new one
 
 
-# ---------------------------------------------------------------- this stage's
+# ---------------------------------------------------------------- this stage's, and FlashAttention-3
 
 class Library:
+    """Kernels behind the functions of peer.cpp."""
+
+    whose = "stage06"  # in the names of rows
+
     def __init__(self, path: Path) -> None:
         self.c = ctypes.CDLL(str(path))
         for name in ("kernels", "compiler", "flags", "unsupported", "forward", "backward_kernels",
@@ -114,30 +118,47 @@ class Library:
 
     def runner(self, kernel: str, t: Tensors, context: Result) -> Runner | str:
         """Or why there is none. context: what context() returned, for a backward."""
-        what, name = t.setting.what, kernel.encode()
+        what = t.setting.what
         result = {tensor: t.place_for(tensor) for tensor in WRITES[what]}
         call = call_of(t, context | result)
         pointer = ctypes.byref(call)
-        if what == "forward":
-            why = self.c.fa_peer_unsupported(name, pointer)
-        else:
-            why = self.c.fa_peer_backward_unsupported(name, pointer)
-        if why:
-            return why.decode()
+        forward = self.c.fa_peer_unsupported, self.c.fa_peer_forward
+        backward = self.c.fa_peer_backward_unsupported, self.c.fa_peer_backward
+        parts = {"forward": [(*forward, kernel.encode())], "backward": [(*backward, kernel.encode())],
+                 "step": [(*forward, b"best"), (*backward, kernel.encode())]}[what]
+        for unsupported, _, name in parts:
+            if why := unsupported(name, pointer):
+                return why.decode()
         scratch = self.scratch(kernel, call)
         call.scratch = scratch.data_ptr()
-        parts = {"forward": [(self.c.fa_peer_forward, name)], "backward": [(self.c.fa_peer_backward, name)],
-                 "step": [(self.c.fa_peer_forward, b"best"), (self.c.fa_peer_backward, name)]}[what]
 
         def launch(count: int, _alive: object = (scratch, context)) -> None:
             for _ in range(count):
-                for function, of in parts:
-                    complain(function(of, pointer))
+                for _, function, name in parts:
+                    complain(function(name, pointer))
 
         def forget() -> None:
             for tensor in result.values():
                 tensor.fill_(math.nan)
-        return Runner(f"stage06/{what}/{kernel}", launch, lambda: result, forget)
+        return Runner(f"{self.whose}/{what}/{kernel}", launch, lambda: result, forget)
+
+
+class FlashAttention3(Library):
+    """What fa3/build.py has built: fa3 and, backward, fa3_deterministic."""
+
+    whose = "peer"
+
+    def __init__(self, path: Path) -> None:
+        try:
+            super().__init__(path)
+            self.commit, self.cutlass = self.says("commit"), self.says("cutlass")
+        except (OSError, AttributeError) as error:
+            raise BadResults(f"{path}: no library of fa3/build.py ({error})") from None
+
+    def says(self, what: str) -> str:
+        function = getattr(self.c, f"fa_peer_{what}")
+        function.restype = ctypes.c_char_p
+        return function().decode()
 
 
 def complain(error: bytes | None) -> None:

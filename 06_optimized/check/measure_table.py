@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Any
 
 import table
-from table import ABOVE, LENGTHS, PASSES, SIDES, Cell, File, Row, cells, empty_row, figure_row, percentile, reported
+from table import (ABOVE, FA3, LENGTHS, PASSES, SAME_FA3, SIDES, Cell, File, Row, cells, empty_row, figure_row,
+                   percentile, reported)
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT / "common" / "measure" / "peers"))
@@ -111,12 +112,27 @@ class Library:
 
     def says(self, what: str) -> str:
         """Its compiler, its flags."""
-        function = getattr(self.c, f"fa_peer_{what}")
+        try:
+            function = getattr(self.c, f"fa_peer_{what}")
+        except AttributeError as error:
+            raise BadResults(f"{self.path}: {error}") from None
         function.restype = ctypes.c_char_p
         return function().decode()
 
+    def takes(self, cell: Cell) -> bool:
+        """Of FlashAttention-3: whether it is built for this cell."""
+        call = Call(B=1, H=cell.heads, Hkv=cell.heads, N=cell.n, d=cell.d, causal=1, dtype=DTYPES[DTYPE[cell.dtype]])
+        asked = {"forward": ["unsupported"], "backward": ["unsupported", "backward_unsupported"]}
+        for what in asked.get(cell.what, asked["backward"]):  # a backward is given its own forward's O and LSE
+            function = getattr(self.c, f"fa_peer_{what}")
+            function.restype = ctypes.c_char_p
+            if function(b"best", ctypes.byref(call)):
+                return False
+        return True
+
 
 def ours(library: Library, cell: Cell, t: Tensors) -> Runner:
+    """The best of a library: a stage's, or FlashAttention-3."""
     kernel = b"best"
     empty = lambda: torch.full_like(t.Q, math.nan)  # noqa: E731  # so that no old number passes for a result
     results = {"O": empty()}
@@ -314,10 +330,11 @@ def commit() -> str:
     return done.stdout.strip() or "unknown"
 
 
-def describe(library: Library, options: argparse.Namespace) -> dict[str, str]:
+def describe(library: Library, fa3: Library | None, options: argparse.Namespace) -> dict[str, str]:
+    others = dict(zip(SAME_FA3, (fa3.says("commit"), fa3.says("cutlass")))) if fa3 else {}
     device = torch.cuda.get_device_properties(0)
     machine = "".join(c.lower() if c.isalnum() else "-" for c in device.name)
-    return {
+    return others | {
         "machine": machine if machine.startswith("nvidia-") else f"nvidia-{machine}", "device": device.name,
         "isa": f"sm_{device.major}{device.minor}", "cores": str(device.multi_processor_count),
         "memory_bytes": str(device.total_memory), "compiler": library.says("compiler"),
@@ -338,36 +355,40 @@ def measure(options: argparse.Namespace) -> bool:
     build = options.build.resolve()
     libraries = {"f32": Library(build / "05_cuda_backward" / "libstage05_peer.so"),
                  "bf16": Library(build / "06_optimized" / "libstage06_peer.so")}
-    file = File(options.json, describe(libraries["bf16"], options))
-    todo = [cell for cell in cells(options.dtype) if cell.n <= options.longest and not file.has(cell, options.limit)]
+    fa3 = found_fa3(build / "fa3" / "libfa3.so", options.fa3)
+    file = File(options.json, describe(libraries["bf16"], fa3, options))
+    sides_of = {cell: (*SIDES, FA3) if fa3 and fa3.takes(cell) else SIDES for cell in cells(options.dtype)
+                if cell.n <= options.longest}
+    todo = [cell for cell, sides in sides_of.items() if not file.has(cell, options.limit, sides)]
     todo.sort(key=file.tried)  # a kernel that breaks the process does not keep the others from their turn
     begin = time.monotonic()
     last: tuple[Cell, Tensors] | None = None
     for number, cell in enumerate(todo, 1):
         rows = {}
-        for side in SIDES:
+        for side in sides_of[cell]:
             if (expected := file.expected_ms(cell, side)) > options.limit:
                 rows[side] = empty_row(cell, side, "too_slow", f"a launch would take about {expected:.0f} ms, the "
                                        f"limit is {options.limit:g}; not tried", expected_ms=expected)
         try:
-            if len(rows) < len(SIDES):
+            if len(rows) < len(sides_of[cell]):
                 forward = Cell(cell.dtype, cell.d, cell.heads, cell.n, "forward")
                 if last is None or last[0] != forward:
                     last = None
                     last = forward, Tensors(forward, options.seed)
                 t = last[1]
                 _ = t.want  # before anything is measured: its memory is none of theirs
-                make = {"ours": lambda: ours(libraries[cell.dtype], cell, t), "peer": lambda: pytorch(cell, t)}
-                sides = {side: make[side] for side in SIDES if side not in rows}
+                make = {"ours": lambda: ours(libraries[cell.dtype], cell, t), "peer": lambda: pytorch(cell, t),
+                        FA3: lambda: ours(fa3, cell, t)}
+                sides = {side: make[side] for side in sides_of[cell] if side not in rows}
                 rows |= measure_cell(cell, t, sides, options.budget)
         except OutOfMemory as error:  # not even the inputs have room
             last = None
-            rows |= {side: empty_row(cell, side, *status_of(error)) for side in SIDES if side not in rows}
+            rows |= {side: empty_row(cell, side, *status_of(error)) for side in sides_of[cell] if side not in rows}
         except Broken as why:
             file.add(list((rows | why.rows).values()))
             raise BadResults(f"{cell.name('ours')}: {why}; nothing can run after this in this process. The file is "
                              "kept, and the next call measures the rest first") from None
-        file.add([rows[side] for side in SIDES])
+        file.add([rows[side] for side in sides_of[cell]])
         if cell.what == tuple(PASSES)[-1]:
             left = (time.monotonic() - begin) * (len(todo) - number) / number
             print(f"{number:3}/{len(todo)}  {cell.dtype} d {cell.d} H {cell.heads} N {cell.n}, {cell.what}: "
@@ -376,6 +397,14 @@ def measure(options: argparse.Namespace) -> bool:
     for row in failed:
         print(f"no figure: {row['name']}: {row['error_message']}")
     return not any(not row["name"].startswith("peer/") for row in failed)
+
+
+def found_fa3(usual: Path, given: Path | None) -> Library | None:
+    path = given or usual
+    if not path.is_file():
+        print("without FlashAttention-3: absent; 06_optimized/check/fa3/build.py CHECKOUT builds it", flush=True)
+        return None
+    return Library(path.resolve())
 
 
 def summary(rows: dict[str, Row]) -> str:
@@ -400,7 +429,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--budget", type=float, default=80, help="milliseconds of timed launches for a cell and side")
     parser.add_argument("--limit", type=float, default=6000, help="milliseconds: a longer launch is too slow")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--fa3", type=Path, help="FlashAttention-3, by fa3/build.py (default: BUILD/fa3/libfa3.so if it "
+                        "is there)")
     options = parser.parse_args(argv)
+    if options.fa3 and not options.fa3.is_file():
+        parser.error(f"--fa3 {options.fa3}: no such file; 06_optimized/check/fa3/build.py builds it")
     return reported("measure_table.py", lambda: 0 if measure(options) else 1)
 
 

@@ -11,6 +11,7 @@ namespace {
 
 using namespace fa;
 using optimized::BackwardKernel;
+using optimized::BackwardOptions;
 using optimized::Kernel;
 
 // Of either ladder: rungs is optimized::rungs or optimized::backward_rungs.
@@ -23,8 +24,10 @@ auto kernel_of(const std::string& wanted, auto rungs) {
   throw std::invalid_argument("no kernel is called '" + wanted + "'");
 }
 Kernel forward_kernel(const char* wanted) { return kernel_of(wanted, optimized::rungs); }
-BackwardKernel backward_kernel(const char* wanted) {
-  return kernel_of(wanted, optimized::backward_rungs);
+// A backward's kernel by name; "best_deterministic" is the best with the same bits in every run.
+BackwardOptions backward_options(const std::string& wanted) {
+  if (wanted == "best_deterministic") return {BackwardKernel::best, true};
+  return {kernel_of(wanted, optimized::backward_rungs)};
 }
 
 std::string names_of(auto rungs) {
@@ -66,7 +69,7 @@ extern "C" const char* fa_peer_kernels() {
   return text.c_str();
 }
 extern "C" const char* fa_peer_backward_kernels() {
-  static const std::string text = names_of(optimized::backward_rungs);
+  static const std::string text = names_of(optimized::backward_rungs) + " best_deterministic:whole";
   return text.c_str();
 }
 
@@ -86,7 +89,7 @@ extern "C" const char* fa_peer_backward_unsupported(const char* kernel, const fa
   return bench::as_c([&] {
     with_type(*call, [&]<class T>(T) {
       refuse(optimized::unsupported(bench::problem_of(*call), bench::backward_of<T>(*call),
-                                    backward_kernel(kernel)));
+                                    backward_options(kernel).kernel));
     });
   });
 }
@@ -107,14 +110,13 @@ extern "C" const char* fa_peer_forward(const char* kernel, const fa_peer_call* c
 // O and LSE must be there.
 extern "C" const char* fa_peer_backward(const char* kernel, const fa_peer_call* call) {
   return bench::as_c([&] {
-    const BackwardKernel wanted = backward_kernel(kernel);
+    BackwardOptions options = backward_options(kernel);
     const Problem p = bench::problem_of(*call);
-    const Scratch scratch{call->scratch, optimized::backward_scratch_bytes(p, {wanted})};
+    options.stream = static_cast<cudaStream_t>(call->stream);
+    options.scratch = {call->scratch, optimized::backward_scratch_bytes(p, options)};
     with_type(*call, [&]<class T>(T) {
-      const BackwardKernel ran =
-          optimized::backward(p, bench::backward_of<T>(*call),
-                              {wanted, false, static_cast<cudaStream_t>(call->stream), scratch});
-      expect(optimized::chosen(p, wanted, optimized::device_capability()), ran);
+      const BackwardKernel ran = optimized::backward(p, bench::backward_of<T>(*call), options);
+      expect(optimized::chosen(p, options.kernel, optimized::device_capability()), ran);
     });
   });
 }
@@ -124,6 +126,6 @@ extern "C" const char* fa_peer_backward_scratch_bytes(const char* kernel, const 
                                                       std::int64_t* bytes) {
   return bench::as_c([&] {
     *bytes = static_cast<std::int64_t>(
-        optimized::backward_scratch_bytes(bench::problem_of(*call), {backward_kernel(kernel)}));
+        optimized::backward_scratch_bytes(bench::problem_of(*call), backward_options(kernel)));
   });
 }

@@ -3,7 +3,8 @@
     python3 06_optimized/check/measure_table.py build table.json      continues what the file holds; PyTorch and a GPU
     python3 06_optimized/check/table.py table.json 06_optimized/results           draws it
 
-Batch 1, causal mask; ours in bf16: stage 06, in fp32: 04's forward and 05's backward. The file is like those of the
+Batch 1, causal mask; ours in bf16: stage 06, in fp32: 04's forward and 05's backward. FlashAttention-3 is a third side
+if fa3/build.py has built it, in cells that it takes. The file is like those of the
 benchmarks, with one row for each cell and side, and is written whole after each cell:
 
     real_time    median of `launches`, in milliseconds, each between two CUDA events; the host asks for a block of at
@@ -44,8 +45,10 @@ OURS = {"bf16": {what: f"stage06/{what}/best" for what in PASSES},
         "f32": {"forward": "stage04/forward/best", "backward": "stage05/backward/two_kernels",
                 "step": "stage05/step/two_kernels"}}
 SIDES = ("ours", "peer")
+FA3 = "fa3"  # a third side, where it is built and takes the cell
 ABOVE = "; a launch above "  # in the method, before the limit: it may be raised later
 SAME_RUN = ("device", "commit", "compiler", "torch")  # what a continued file must share
+SAME_FA3 = ("fa3_commit", "cutlass_commit")  # this too; neither has them if FlashAttention-3 is absent
 CHART_HEADS = 16
 MIB = 2.0**20
 
@@ -61,7 +64,8 @@ class Cell:
     what: str
 
     def name(self, side: str) -> str:
-        who = OURS[self.dtype][self.what] if side == "ours" else f"peer/{self.what}/default"
+        peers = {"peer": "default", FA3: "fa3"}
+        who = OURS[self.dtype][self.what] if side == "ours" else f"peer/{self.what}/{peers[side]}"
         return f"{who}/N:{self.n}/d:{self.d}/H:{self.heads}/causal:1/{self.dtype}"
 
     @property
@@ -109,22 +113,23 @@ class File:
             old = json.loads(path.read_text(encoding="utf-8"))
             self.rows = {row["name"]: row for row in old["benchmarks"]}
             differ = [key for key in SAME_RUN if old["context"][key] != context[key]]
+            differ += [key for key in SAME_FA3 if old["context"].get(key) != context.get(key)]
             how, how_now = (some["method"].split(ABOVE)[0] for some in (old["context"], context))
             differ += ["method"] if how != how_now else []
         except (ValueError, KeyError, TypeError):
             raise BadResults(f"{path}: not a file of this program; choose another name") from None
         if differ:
-            raise BadResults(f"{path}: measured with another {differ[0]} ({old['context'][differ[0]]}); one file holds "
+            raise BadResults(f"{path}: measured with another {differ[0]} ({old['context'].get(differ[0], 'none')}); one file holds "
                              "one machine and one version: remove it, or choose another name")
         self.context = old["context"] | {"method": context["method"]}
 
     def tried(self, cell: Cell) -> bool:
         return any(cell.name(side) in self.rows for side in SIDES)
 
-    def has(self, cell: Cell, limit: float = 0) -> bool:
+    def has(self, cell: Cell, limit: float = 0, sides: Sequence[str] = SIDES) -> bool:
         """Neither a failure of ours is kept nor what was too slow and is, with a higher limit, no longer."""
-        rows = [self.rows.get(cell.name(side), {}) for side in SIDES]
-        return (all(rows) and rows[SIDES.index("ours")].get("status") != "failed"
+        rows = [self.rows.get(cell.name(side), {}) for side in sides]
+        return (all(rows) and rows[sides.index("ours")].get("status") != "failed"
                 and not any(row.get("status") == "too_slow" and row["expected_ms"] <= limit for row in rows))
 
     def expected_ms(self, cell: Cell, side: str) -> float:
@@ -164,19 +169,26 @@ def backends(rows: dict[str, Row], dtype: str, what: str) -> str:
     return ", ".join(sorted(found)) or "unknown"
 
 
+def speed_to(ours: Row | None, other: Row | None) -> str:
+    both = ours and other and "real_time" in ours and "real_time" in other
+    return f"{other['real_time'] / ours['real_time']:.2f}×" if both else "–"
+
+
 def table_of(rows: dict[str, Row], dtype: str, what: str) -> Table | None:
+    names = {"ours": "ours", "peer": "PyTorch"}
+    if any(cell.what == what and cell.name(FA3) in rows for cell in cells([dtype])):
+        names[FA3] = "FlashAttention-3"
     lines = []
     for cell in cells([dtype]):
-        ours, peer = (rows.get(cell.name(side)) for side in SIDES)
-        if cell.what != what or not (ours or peer):
+        ours, *others = every = [rows.get(cell.name(side)) for side in names]
+        if cell.what != what or not any(every):
             continue
-        both = ours and peer and "real_time" in ours and "real_time" in peer
-        launches = [str(row["launches"]) if row and "launches" in row else "–" for row in (ours, peer)]
-        lines.append([f"{cell.d}", f"{cell.heads}", f"{cell.n}", *shown(ours), *shown(peer),
-                      f"{peer['real_time'] / ours['real_time']:.2f}×" if both else "–", " / ".join(launches)])
+        launches = [str(row["launches"]) if row and "launches" in row else "–" for row in every]
+        lines.append([f"{cell.d}", f"{cell.heads}", f"{cell.n}", *(text for row in every for text in shown(row)),
+                      *(speed_to(ours, other) for other in others), " / ".join(launches)])
     columns = ["median (ms)", "p99 (ms)", "TFLOP/s", "MiB", "error"]
-    header = ["d", "heads", "N", *(f"{side}: {column}" for side in ("ours", "PyTorch") for column in columns),
-              "speed to PyTorch's", "launches"]
+    header = ["d", "heads", "N", *(f"{name}: {column}" for name in names.values() for column in columns),
+              *(f"speed to {name}'s" for side, name in names.items() if side != "ours"), "launches"]
     return Table(f"{dtype}_{what}", header, lines) if lines else None
 
 
@@ -189,13 +201,15 @@ def markdown(context: dict[str, str], rows: dict[str, Row], pictures: Sequence[s
     if left := sum(cell.name(side) not in rows for cell in cells() for side in SIDES):
         count["not measured yet"] = left
     without = ", ".join(f"{n} {status}" for status, n in sorted(count.items())) or "none"
+    fa3 = (f"\nFlashAttention-3 where it is built for the cell: commit {context['fa3_commit']}, CUTLASS "
+           f"{context['cutlass_commit']}.") if any(cell.name(FA3) in rows for cell in cells()) else ""
     parts = [f"""# The big table
 
 Measured on {context['device']}, PyTorch {context['torch']}, {context['compiler']}, commit {context['commit']}, \
 {context['date'][:10]}. Written by `06_optimized/check/table.py` from `table/table.json`; nothing is typed by hand.
 
 Batch 1, causal mask. Ours: in bf16 stage 06, in fp32 stage 04's forward and 05's backward. PyTorch:
-`scaled_dot_product_attention` as it chooses by itself. {context['method']}.
+`scaled_dot_product_attention` as it chooses by itself. {context['method']}.{fa3}
 
 - **median, p99**: of single launches, in milliseconds of the GPU; what the host needs to ask for them is not in it
   (`host_ms` in the file). With fewer than 100 launches p99 is the slowest of them.
@@ -215,7 +229,7 @@ Batch 1, causal mask. Ours: in bf16 stage 06, in fp32 stage 04's forward and 05'
 
 
 def charts(context: dict[str, str], rows: dict[str, Row]) -> list[Chart]:
-    """For each type and d: both sides against N."""
+    """For each type and d: all sides against N."""
     def line_of(dtype: str, d: int, what: str, side: str) -> Line | None:
         points = []
         for n in LENGTHS:
@@ -225,13 +239,14 @@ def charts(context: dict[str, str], rows: dict[str, Row]) -> list[Chart]:
                 points.append(Point(n, Spread(speed, speed * row["real_time"] / row["p99_ms"], speed)))
         if not points:
             return None
-        return Line("ours", points) if side == "ours" else Line("PyTorch", points, "peer")
+        return {"ours": Line("ours", points), "peer": Line("PyTorch", points, "peer"),
+                FA3: Line("FlashAttention-3", points, "peer")}[side]
 
     found = []
     for dtype, word in DTYPES.items():
         for d in DIMENSIONS:
             panels = [Lines("TFLOP/s", lines, where=what) for what in ("forward", "backward")
-                      if (lines := [one for side in SIDES if (one := line_of(dtype, d, what, side))])]
+                      if (lines := [one for side in (*SIDES, FA3) if (one := line_of(dtype, d, what, side))])]
             if panels:
                 found.append(Chart(f"{dtype}_d{d}", f"{word}, d = {d}, by sequence length", panels,
                                    f"{context['device']} · batch 1, {CHART_HEADS} heads, causal · median, and a band "

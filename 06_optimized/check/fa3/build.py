@@ -1,0 +1,243 @@
+"""Builds FlashAttention-3 from a checkout of it into a library that compare.py times; without PyTorch.
+
+    git clone --recurse-submodules https://github.com/Dao-AILab/flash-attention
+    python3 06_optimized/check/fa3/build.py flash-attention            # build/fa3/libfa3.so
+
+Wants CUDA 12.3 or later, about a minute and 2.5 GB of memory for each of the 16 kernels; no GPU. Called again it goes
+on: a kernel is compiled again only if the checkout, the compiler or this folder has changed since.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[2]
+OLDEST = (12, 3)  # the first CUDA that FlashAttention-3 compiles with
+# Those of hopper/setup.py that change the code, and those that PyTorch's builder adds to them.
+FLAGS = ["-O3", "-std=c++17", "--use_fast_math", "--expt-relaxed-constexpr", "-DNDEBUG",
+         "-DCUTE_SM90_EXTENDED_MMA_SHAPES_ENABLED", "-DCUTLASS_ENABLE_GDC_FOR_SM90", "-DCUTLASS_DEBUG_TRACE_LEVEL=0",
+         "-D__CUDA_NO_HALF_OPERATORS__", "-D__CUDA_NO_HALF_CONVERSIONS__", "-D__CUDA_NO_BFLOAT16_CONVERSIONS__",
+         "-D__CUDA_NO_HALF2_OPERATORS__", "-gencode", "arch=compute_90a,code=sm_90a", "-Xcompiler", "-fPIC"]
+LEFT_OUT = ["-DFLASHATTENTION_DISABLE_VARLEN", "-DFLASHATTENTION_DISABLE_APPENDKV"]  # kernels that are not asked for
+
+
+class Refused(Exception):
+    """What is missing, in one line."""
+
+
+@dataclass(frozen=True)
+class Kernel:
+    what: str  # forward, backward, deterministic
+    d: int
+    causal: bool
+
+    def __str__(self) -> str:
+        return f"{self.what}:{self.d}:{'causal' if self.causal else 'none'}"
+
+    @property
+    def entry(self) -> str:
+        """As in built.hpp."""
+        return f"{self.what}, {self.d}, {int(self.causal)}"
+
+    @property
+    def file(self) -> str:
+        return f"{self.what}_{self.d}_{int(self.causal)}"
+
+    @property
+    def definitions(self) -> list[str]:
+        return [f"-DFA3_NAME=fa3_{self.file}", f"-DFA3_D={self.d}", f"-DFA3_CAUSAL={int(self.causal)}",
+                f"-DFA3_BACKWARD={int(self.what != 'forward')}",
+                f"-DFA3_DETERMINISTIC={int(self.what == 'deterministic')}"]
+
+
+# FlashAttention-3 has no deterministic backward for d = 256.
+SIZES = {"forward": (64, 128, 256), "backward": (64, 128, 256), "deterministic": (64, 128)}
+KERNELS = {str(kernel): kernel for what, sizes in SIZES.items() for d in sizes for causal in (False, True)
+           for kernel in [Kernel(what, d, causal)]}
+
+
+# ---------------------------------------------------------------- what is there
+
+def output_of(command: Sequence[str | Path]) -> str | None:
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
+def commit_of(folder: Path, given: str | None, option: str) -> str:
+    """What git says of a clone, with -dirty and a digest of the changes; else what was given."""
+    if given:
+        return given
+    top = output_of(["git", "-C", folder, "rev-parse", "--show-toplevel"])
+    head = output_of(["git", "-C", folder, "rev-parse", "HEAD"])
+    if head is None or top is None or Path(top).resolve() != folder.resolve():  # an archive within another clone
+        raise Refused(f"{folder} is no git clone; say which commit it is with {option}")
+    changes = output_of(["git", "-C", folder, "diff", "--ignore-submodules", "HEAD"])
+    return head + (f"-dirty-{digest(changes)[:8]}" if changes else "")
+
+
+def digest(*texts: str) -> str:
+    return hashlib.sha256("\0".join(texts).encode()).hexdigest()
+
+
+def nvcc() -> tuple[str, str]:
+    """Its path and version."""
+    home = os.environ.get("CUDA_HOME", "/usr/local/cuda")
+    path = shutil.which("nvcc") or shutil.which("nvcc", path=f"{home}/bin")
+    said = output_of([path, "--version"]) if path else None
+    if not said:
+        raise Refused("no nvcc in PATH or CUDA_HOME/bin")
+    found = re.search(r"release (\d+)\.(\d+), V([\d.]+)", said)
+    if not found or (int(found[1]), int(found[2])) < OLDEST:
+        raise Refused(f"{path} is CUDA {found[3] if found else 'of an unknown version'}; FlashAttention-3 wants "
+                      f"{OLDEST[0]}.{OLDEST[1]} or later")
+    return path, found[3]
+
+
+class Checkout:
+    def __init__(self, options: argparse.Namespace) -> None:
+        root = options.checkout
+        self.hopper, cutlass = root / "hopper", root / "csrc" / "cutlass"
+        if not (self.hopper / "flash_bwd_launch_template.h").is_file():
+            raise Refused(f"{root}: no checkout of FlashAttention with its hopper/")
+        self.include = cutlass / "include"
+        if not (self.include / "cute" / "tensor.hpp").is_file():
+            raise Refused(f"{cutlass} is empty; git -C {root} submodule update --init csrc/cutlass")
+        self.commit = commit_of(root, options.commit, "--commit")
+        self.cutlass = commit_of(cutlass, options.cutlass_commit, "--cutlass-commit")
+
+
+# ---------------------------------------------------------------- the build
+
+class Build:
+    def __init__(self, checkout: Checkout, out: Path) -> None:
+        self.checkout, self.out = checkout, out
+        self.nvcc, self.version = nvcc()
+        self.includes = ["-I", str(checkout.hopper), "-I", str(checkout.include)]
+        self.objects = out / "objects"
+        self.objects.mkdir(parents=True, exist_ok=True)
+        self.stamp = digest(checkout.commit, checkout.cutlass, self.version, *FLAGS, *LEFT_OUT,
+                            (HERE / "kernel.cu").read_text(encoding="utf-8"))
+
+    def object(self, kernel: Kernel) -> Path:
+        return self.objects / f"{kernel.file}.o"
+
+    def has(self, kernel: Kernel) -> bool:
+        stamp = self.object(kernel).with_suffix(".stamp")
+        return self.object(kernel).is_file() and stamp.is_file() and stamp.read_text(encoding="utf-8") == self.stamp
+
+    def run(self, what: str, command: Sequence[str | Path], target: Path) -> None:
+        """Writes target whole or not at all; what the compiler says lies beside it."""
+        part, log = target.with_name(target.name + ".part"), self.objects / f"{target.stem}.txt"
+        with log.open("w", encoding="utf-8") as f:
+            done = subprocess.run([*command, "-o", part], stdout=f, stderr=subprocess.STDOUT, check=False)
+        if done.returncode:
+            raise Refused(f"{what}: nvcc failed, see {log}")
+        part.replace(target)
+
+    def compile(self, kernel: Kernel) -> str:
+        """What to say of it."""
+        if self.has(kernel):
+            return f"{kernel}: built before, kept"
+        begin = time.monotonic()
+        stamp = self.object(kernel).with_suffix(".stamp")
+        stamp.unlink(missing_ok=True)
+        self.run(str(kernel), [self.nvcc, *FLAGS, *LEFT_OUT, *self.includes, *kernel.definitions, "-c",
+                               HERE / "kernel.cu"], self.object(kernel))
+        stamp.write_text(self.stamp, encoding="utf-8")
+        return f"{kernel}: {time.monotonic() - begin:.0f} s"
+
+    def link(self) -> Path:
+        """All kernels that are there, whoever asked for them."""
+        kernels = [kernel for kernel in KERNELS.values() if self.has(kernel)]
+        text = lambda name, value: f'#define {name} "{value}"\n'  # noqa: E731
+        built = (text("FA3_COMMIT", self.checkout.commit) + text("FA3_CUTLASS", self.checkout.cutlass)
+                 + text("FA3_COMPILER", f"nvcc {self.version}") + text("FA3_FLAGS", shlex.join(FLAGS))
+                 + "#define FA3_KERNELS(X) " + " ".join(f"X({kernel.entry})" for kernel in kernels) + "\n")
+        (self.objects / "built.hpp").write_text(built, encoding="utf-8")
+        interface = self.objects / "fa3.o"
+        # The project's headers are C++20.
+        self.run("the interface", [self.nvcc, *("-std=c++20" if flag == "-std=c++17" else flag for flag in FLAGS),
+                                   "-I", str(ROOT), "-I", str(self.objects), *self.includes, "-c", HERE / "fa3.cu"],
+                 interface)
+        library = self.out / "libfa3.so"
+        self.run("the library", [self.nvcc, "-shared", interface, *map(self.object, kernels)], library)
+        return library
+
+
+def make(options: argparse.Namespace) -> int:
+    build = Build(Checkout(options), options.out)
+    wanted = options.only or list(KERNELS.values())
+    failed = []
+
+    def attempt(kernel: Kernel) -> None:
+        try:
+            print(build.compile(kernel), flush=True)
+        except Refused as error:
+            failed.append(kernel)
+            print(f"build.py: {error}", file=sys.stderr, flush=True)
+    with ThreadPoolExecutor(options.jobs) as pool:
+        futures = [pool.submit(attempt, kernel) for kernel in wanted]
+        try:
+            for future in futures:
+                future.result()
+        except KeyboardInterrupt:
+            pool.shutdown(cancel_futures=True)
+            raise
+    if not any(map(build.has, KERNELS.values())):
+        return 1
+    print(build.link())
+    return 1 if failed else 0
+
+
+def a_kernel(text: str) -> Kernel:
+    if text not in KERNELS:
+        raise argparse.ArgumentTypeError(f"'{text}': one of {', '.join(KERNELS)}")
+    return KERNELS[text]
+
+
+def at_least_one(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"'{text}': a number from 1 on")
+    return int(text)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="build.py", description=__doc__.splitlines()[0])
+    parser.add_argument("checkout", type=Path, help="a clone of Dao-AILab/flash-attention with csrc/cutlass")
+    parser.add_argument("--out", type=Path, default=ROOT / "build" / "fa3", help="default: build/fa3")
+    parser.add_argument("--jobs", type=at_least_one, default=1, help="kernels at a time, 2.5 GB of memory each")
+    parser.add_argument("--only", type=a_kernel, nargs="+", metavar="forward:128:causal",
+                        help="these, beside those built before (forward, backward or deterministic; causal or none)")
+    parser.add_argument("--commit", help="of the checkout, if it is no git clone")
+    parser.add_argument("--cutlass-commit", help="of its csrc/cutlass, if that is no git clone")
+    options = parser.parse_args(argv)
+    try:
+        return make(options)
+    except Refused as error:
+        print(f"build.py: {error}", file=sys.stderr)
+        return 2
+    except OSError as error:
+        print(f"build.py: {error.filename}: {error.strerror}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("build.py: stopped; the same command goes on", file=sys.stderr)
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,200 @@
+// FlashAttention-3 behind the functions that a stage's peer library has (peer.hpp), so that
+// compare.py times both in one process, on the same tensors. What mha_fwd and mha_bwd of
+// hopper/flash_api.cpp do for bf16, equal numbers of heads, fixed lengths and one split, on memory
+// that is there already.
+#include <cuda_runtime.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <stdexcept>
+#include <string>
+
+#include "common/measure/peers/peer.hpp"
+#include "flash.h"
+
+#include "built.hpp"  // by build.py: FA3_COMMIT and other texts, FA3_KERNELS(X)
+
+#define DECLARED(pass, d, causal) void fa3_##pass##_##d##_##causal(Flash_bwd_params&, cudaStream_t);
+FA3_KERNELS(DECLARED)
+#undef DECLARED
+
+namespace {
+
+using Run = void (*)(Flash_bwd_params&, cudaStream_t);
+
+struct Kernel {
+  std::string pass;  // forward, backward, deterministic
+  std::int64_t d, causal;
+  Run run;
+};
+#define LISTED(pass, d, causal) {#pass, d, causal, fa3_##pass##_##d##_##causal},
+const Kernel kernels[] = {FA3_KERNELS(LISTED)};
+#undef LISTED
+
+void refuse_if(bool wrong, const std::string& why) {
+  if (wrong) throw std::invalid_argument("FlashAttention-3: " + why);
+}
+void check(cudaError_t e) {
+  if (e != cudaSuccess) throw std::runtime_error(std::string("CUDA: ") + cudaGetErrorString(e));
+}
+
+int attribute(cudaDeviceAttr what) {
+  int device = 0, value = 0;
+  check(cudaGetDevice(&device));
+  check(cudaDeviceGetAttribute(&value, what, device));
+  return value;
+}
+
+// Throws a reason if the call is not for any kernel of this library.
+Run kernel_for(const std::string& pass, const fa_peer_call& c) {
+  refuse_if(c.dtype != 2, "built for bf16");
+  refuse_if(c.H != c.Hkv, "built for as many key heads as query heads");
+  refuse_if(c.N <= 0 || c.N % 256 != 0, "built for N that are multiples of 256");
+  refuse_if(attribute(cudaDevAttrComputeCapabilityMajor) != 9, "for compute capability 9.0");
+  const std::string which =
+      pass + ", d = " + std::to_string(c.d) + ", " + (c.causal ? "causal" : "no mask");
+  for (const Kernel& k : kernels)
+    if (k.pass == pass && k.d == c.d && k.causal == (c.causal != 0)) return k.run;
+  refuse_if(pass == "deterministic" && c.d > 128, "has no deterministic backward for d > 128");
+  throw std::invalid_argument("FlashAttention-3: not built (" + which + ")");
+}
+std::string backward_pass(const std::string& kernel) {
+  if (kernel == "fa3" || kernel == "best") return "backward";
+  if (kernel == "fa3_deterministic") return "deterministic";
+  throw std::invalid_argument("no kernel is called '" + kernel + "'");
+}
+void check_forward_name(const std::string& kernel) {
+  if (kernel != "fa3" && kernel != "best")
+    throw std::invalid_argument("no kernel is called '" + kernel + "'");
+}
+
+// ---- what a call takes --------------------------------------------------------------------------
+
+constexpr std::int64_t rounded(std::int64_t n, std::int64_t to) { return (n + to - 1) / to * to; }
+
+// The tiles of a backward, as flash_api.cpp has them: they say how its scratch lies.
+std::int64_t queries_of_a_tile(const fa_peer_call& c) {
+  if (c.d <= 64) return 128;
+  return c.d <= 128 && !c.causal ? 80 : 64;
+}
+std::int64_t keys_of_a_tile(const fa_peer_call& c) { return c.d <= 128 ? 128 : 80; }
+
+// Offsets into a backward's scratch, in bytes. What it holds before does not matter: the first of
+// the three kernels writes the statistics of all rows, padding too, and zeroes the sums of dQ and
+// the turns.
+struct Parts {
+  std::int64_t LSE2, D, dQ, turns, end;
+
+  explicit Parts(const fa_peer_call& c) {
+    const std::int64_t tile = queries_of_a_tile(c), tiles = c.B * c.H * rounded(c.N, tile) / tile;
+    const auto next = [](std::int64_t at, std::int64_t numbers) {
+      return rounded(at + 4 * numbers, 256);
+    };
+    LSE2 = 0;
+    D = next(LSE2, tiles * tile);
+    dQ = next(D, tiles * tile);
+    turns = next(dQ, tiles * tile * c.d);
+    end = next(turns, tiles);
+  }
+};
+
+// What both passes are told. Tensors are [B, H, N, d] without gaps; strides count elements.
+Flash_bwd_params params_of(const fa_peer_call& c) {
+  const std::int64_t row = c.d, head = c.N * row, batch = c.H * head;
+  Flash_bwd_params p{};
+  p.q_ptr = c.Q, p.k_ptr = c.K, p.v_ptr = c.V, p.o_ptr = c.O;
+  p.q_row_stride = p.k_row_stride = p.v_row_stride = p.o_row_stride = row;
+  p.q_head_stride = p.k_head_stride = p.v_head_stride = p.o_head_stride = head;
+  p.q_batch_stride = p.k_batch_stride = p.v_batch_stride = p.o_batch_stride = batch;
+  p.v_dim_stride = 1;
+  p.softmax_lse_ptr = c.LSE;
+  p.b = int(c.B);
+  p.h = p.h_k = int(c.H);
+  p.seqlen_q = p.seqlen_k = int(c.N);
+  p.seqlen_q_rounded = p.seqlen_k_rounded = int(rounded(c.N, 128));
+  p.total_q = p.total_k = int(c.B * c.N);
+  p.d = p.d_rounded = p.dv = p.dv_rounded = int(c.d);
+  p.scale_softmax = float(1 / std::sqrt(double(c.d)));
+  p.is_causal = c.causal != 0;
+  p.window_size_left = int(c.N - 1);
+  p.window_size_right = p.is_causal ? 0 : int(c.N - 1);
+  p.num_splits = 1;
+  static const int multiprocessors = attribute(cudaDevAttrMultiProcessorCount);
+  p.num_sm = multiprocessors;
+  return p;
+}
+
+}  // namespace
+
+extern "C" {
+
+// Names with what they promise, as a stage's.
+const char* fa_peer_kernels() { return "fa3:whole"; }
+const char* fa_peer_backward_kernels() { return "fa3:whole fa3_deterministic:whole"; }
+
+const char* fa_peer_compiler() { return FA3_COMPILER; }
+const char* fa_peer_flags() { return FA3_FLAGS; }
+const char* fa_peer_commit() { return FA3_COMMIT; }
+const char* fa_peer_cutlass() { return FA3_CUTLASS; }
+
+const char* fa_peer_unsupported(const char* kernel, const fa_peer_call* call) {
+  return fa::bench::as_c([&] {
+    check_forward_name(kernel);
+    kernel_for("forward", *call);
+  });
+}
+const char* fa_peer_backward_unsupported(const char* kernel, const fa_peer_call* call) {
+  return fa::bench::as_c([&] { kernel_for(backward_pass(kernel), *call); });
+}
+
+// 4 bytes of scratch.
+const char* fa_peer_forward(const char* kernel, const fa_peer_call* call) {
+  return fa::bench::as_c([&] {
+    check_forward_name(kernel);
+    const Run run = kernel_for("forward", *call);
+    Flash_bwd_params p = params_of(*call);
+    const auto stream = static_cast<cudaStream_t>(call->stream);
+    if (p.is_causal) {  // blocks take their next tile from a counter
+      p.tile_count_semaphore = static_cast<int*>(call->scratch);
+      check(cudaMemsetAsync(p.tile_count_semaphore, 0, sizeof(int), stream));
+    }
+    run(p, stream);
+    check(cudaGetLastError());
+  });
+}
+
+const char* fa_peer_backward(const char* kernel, const fa_peer_call* call) {
+  return fa::bench::as_c([&] {
+    const fa_peer_call& c = *call;
+    const std::string pass = backward_pass(kernel);
+    const Run run = kernel_for(pass, c);
+    Flash_bwd_params p = params_of(c);
+    p.seqlen_q_rounded = int(rounded(c.N, queries_of_a_tile(c)));
+    p.seqlen_k_rounded = int(rounded(c.N, keys_of_a_tile(c)));
+    p.do_ptr = c.dO, p.dq_ptr = c.dQ, p.dk_ptr = c.dK, p.dv_ptr = c.dV;
+    p.do_row_stride = p.dq_row_stride = p.dk_row_stride = p.dv_row_stride = p.q_row_stride;
+    p.do_head_stride = p.dq_head_stride = p.dk_head_stride = p.dv_head_stride = p.q_head_stride;
+    p.do_batch_stride = p.dq_batch_stride = p.dk_batch_stride = p.dv_batch_stride =
+        p.q_batch_stride;
+    const Parts parts(c);
+    auto* scratch = static_cast<char*>(c.scratch);
+    p.softmax_lse_log2_ptr = scratch + parts.LSE2;
+    p.dsoftmax_sum = scratch + parts.D;
+    p.dq_accum_ptr = scratch + parts.dQ;
+    p.dq_semaphore = reinterpret_cast<int*>(scratch + parts.turns);
+    p.deterministic = pass == "deterministic";
+    run(p, static_cast<cudaStream_t>(c.stream));
+    check(cudaGetLastError());
+  });
+}
+
+// Device memory that a backward needs; null, or what is wrong.
+const char* fa_peer_backward_scratch_bytes(const char* kernel, const fa_peer_call* call,
+                                           std::int64_t* bytes) {
+  return fa::bench::as_c([&] {
+    backward_pass(kernel);
+    *bytes = Parts(*call).end;
+  });
+}
+}

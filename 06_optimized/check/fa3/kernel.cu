@@ -1,0 +1,55 @@
+// One kernel of FlashAttention-3, in a file's compilation of its own; build.py defines
+//   FA3_NAME      the function that launches it
+//   FA3_D         64, 128, 256
+//   FA3_CAUSAL, FA3_BACKWARD, FA3_DETERMINISTIC   0 or 1
+//
+// FlashAttention-3's own dispatch chooses the tiles. It asks at run time what kind of call it is,
+// and would compile a kernel for every answer, so its switches are given the one answer here.
+#include "static_switch.h"
+
+namespace asked {  // by the names that the dispatch gives to its answers
+[[maybe_unused]] constexpr bool GQA = false, HasQV_ = false, Deterministic_ = FA3_DETERMINISTIC;
+// N is a multiple of 256: an even number of tiles of 128 queries.
+[[maybe_unused]] constexpr bool Use_cluster = true;
+}  // namespace asked
+
+#undef BOOL_SWITCH
+#define BOOL_SWITCH(condition, name, ...)     \
+  [&] {                                       \
+    static constexpr bool name = asked::name; \
+    return __VA_ARGS__();                     \
+  }()
+#undef CLUSTER_SWITCH
+#define CLUSTER_SWITCH BOOL_SWITCH
+#undef CAUSAL_LOCAL_SWITCH
+#define CAUSAL_LOCAL_SWITCH(is_causal, is_local, causal_name, local_name, ...) \
+  [&] {                                                                        \
+    static constexpr bool causal_name = FA3_CAUSAL, local_name = false;        \
+    return __VA_ARGS__();                                                      \
+  }()
+
+// With other answers it is another function, so each kernel's has a name of its own: of functions
+// with one name the linker keeps any.
+#define JOINED_(a, b) a##b
+#define JOINED(a, b) JOINED_(a, b)
+#define OWN(name) JOINED(FA3_NAME, name)
+#define run_mha_fwd_ OWN(_forward)
+#define run_mha_bwd_dispatch OWN(_dispatch)
+#define run_mha_bwd_hdim64 OWN(_64)
+#define run_mha_bwd_hdim128 OWN(_128)
+#define run_mha_bwd_hdim256 OWN(_256)
+
+#if FA3_BACKWARD
+#include "flash_bwd_launch_template.h"
+#else
+#include "flash_fwd_launch_template.h"
+#endif
+
+void FA3_NAME(Flash_bwd_params& params, cudaStream_t stream) {
+#if FA3_BACKWARD
+  JOINED(FA3_NAME, JOINED(_, FA3_D))<90, cutlass::bfloat16_t, /*softcap*/ false>(params, stream);
+#else
+  run_mha_fwd_<90, cutlass::bfloat16_t, FA3_D, FA3_D, /*split*/ false, /*paged*/ false,
+               /*softcap*/ false, /*packed heads*/ false>(params, stream);
+#endif
+}

@@ -1,0 +1,245 @@
+"""FlashAttention-3 beside 06: what its builder says and keeps, and what the tools do with it and without it."""
+from __future__ import annotations
+
+import contextlib
+import copy
+import io
+import json
+import os
+import stat
+import subprocess
+import sys
+import tempfile
+import unittest
+from pathlib import Path
+from unittest import mock
+
+ROOT = Path(__file__).resolve().parents[2]
+STAGE = ROOT / "06_optimized"
+for folder in (STAGE / "check" / "fa3", STAGE / "check", ROOT / "common" / "measure" / "charts"):
+    sys.path.insert(0, str(folder))
+import build  # noqa: E402
+import charts  # noqa: E402
+import table  # noqa: E402
+from figure import Chart, Table  # noqa: E402
+from results import BadResults, load  # noqa: E402
+
+NVCC = """#!/bin/sh
+[ "$1" = --version ] && { echo "Cuda compilation tools, release VERSION, VVERSION.88"; exit 0; }
+echo "$@" >>LOG
+case "$*" in *BREAKS*) echo error; exit 1;; esac
+while [ $# -gt 1 ]; do [ "$1" = -o ] && echo built >"$2"; shift; done
+"""
+COMMITS = {"fa3_commit": "0123456789abcdef", "cutlass_commit": "fedcba9876543210"}
+
+
+class InFolder(unittest.TestCase):
+    def setUp(self) -> None:
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = Path(folder.name)
+
+
+class Builder(InFolder):
+    def setUp(self) -> None:
+        super().setUp()
+        self.checkout, self.log = self.folder / "flash-attention", self.folder / "log"
+        for name in ("hopper/flash_bwd_launch_template.h", "csrc/cutlass/include/cute/tensor.hpp"):
+            (self.checkout / name).parent.mkdir(parents=True)
+            (self.checkout / name).touch()
+        self.nvcc("13.0")
+
+    def nvcc(self, version: str, breaks: str = "nothing") -> None:
+        path = self.folder / "bin" / "nvcc"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(NVCC.replace("VERSION", version).replace("LOG", str(self.log)).replace("BREAKS", breaks))
+        path.chmod(path.stat().st_mode | stat.S_IXUSR)
+
+    def build(self, *more: str, commit: str = "abc", path: str | None = None) -> tuple[int, str, str]:
+        given = ["--commit", commit, "--cutlass-commit", "def"] if commit else []
+        out, err = io.StringIO(), io.StringIO()
+        environment = {"PATH": path or f"{self.folder}/bin:{os.environ['PATH']}", "CUDA_HOME": str(self.folder / "no")}
+        with mock.patch.dict(os.environ, environment), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            try:
+                code = build.main([str(self.checkout), "--out", str(self.folder / "out"), *given, *more])
+            except SystemExit as left:
+                code = int(str(left.code))
+        return code, out.getvalue(), err.getvalue()
+
+    def refused(self, words: str, *more: str, **how: str) -> None:
+        code, _, said = self.build(*more, **how)
+        self.assertEqual(code, 2, said)
+        self.assertIn(words, said.splitlines()[-1])
+        self.assertFalse(self.log.exists())
+
+    def test_refuses_in_one_line(self) -> None:
+        self.refused("is no git clone; say which commit it is with --commit", commit="")
+        self.refused("one of forward:64:none", "--only", "forward:96:none")
+        self.refused("one of", "--only", "deterministic:256:none")
+        self.refused("a number from 1 on", "--jobs", "0")
+        self.refused("no nvcc in PATH", path=str(self.folder))
+        self.nvcc("12.2")
+        self.refused("is CUDA 12.2.88; FlashAttention-3 wants 12.3 or later")
+        (self.folder / "out").touch()
+        self.nvcc("13.0")
+        self.refused("out")
+        (self.checkout / "csrc/cutlass/include/cute/tensor.hpp").unlink()
+        self.refused("submodule update --init csrc/cutlass")
+        (self.checkout / "hopper/flash_bwd_launch_template.h").unlink()
+        self.refused("no checkout of FlashAttention")
+
+    def test_the_commit_is_gits(self) -> None:
+        git = lambda *words: subprocess.run(["git", "-C", self.checkout, "-c", "user.name=a", "-c", "user.email=b",  # noqa: E731
+                                             *words], check=True, capture_output=True, text=True).stdout.strip()
+        git("init", "-q")
+        git("add", ".")
+        git("commit", "-qm", "a")
+        head = git("rev-parse", "HEAD")
+        self.assertEqual(build.commit_of(self.checkout, None, "--commit"), head)
+        with self.assertRaisesRegex(build.Refused, "--cutlass-commit"):  # a folder of that clone
+            build.commit_of(self.checkout / "csrc" / "cutlass", None, "--cutlass-commit")
+        (self.checkout / "hopper/flash_bwd_launch_template.h").write_text("changed")
+        self.assertRegex(build.commit_of(self.checkout, None, "--commit"), f"{head}-dirty-[0-9a-f]{{8}}$")
+
+    def test_goes_on(self) -> None:
+        only = ("--only", "forward:128:causal", "backward:64:none")
+        self.nvcc("13.0", breaks="FA3_BACKWARD=1")
+        code, said, complaint = self.build(*only)
+        self.assertEqual(code, 1)
+        self.assertRegex(said, r"^forward:128:causal: \d+ s\n/")
+        self.assertIn("backward:64:none: nvcc failed, see ", complaint)
+        built = (self.folder / "out/objects/built.hpp").read_text()
+        self.assertIn('FA3_COMMIT "abc"', built)
+        self.assertTrue(built.endswith("FA3_KERNELS(X) X(forward, 128, 1)\n"))
+        self.nvcc("13.0")
+        code, said, _ = self.build(*only, "--jobs", "2")
+        self.assertEqual(code, 0)
+        self.assertIn("forward:128:causal: built before, kept", said)
+        self.assertIn("X(forward, 128, 1) X(backward, 64, 0)", (self.folder / "out/objects/built.hpp").read_text())
+        self.assertTrue((self.folder / "out/libfa3.so").is_file())
+        self.assertNotIn("kept", self.build(*only, commit="abd")[1])
+        self.nvcc("13.1")
+        self.assertNotIn("kept", self.build(*only, commit="abd")[1])
+
+
+class Compared(InFolder):
+    """compare.py's file, without a GPU and PyTorch."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        torches = {name: mock.MagicMock() for name in ("torch", "torch.nn", "torch.nn.attention")}
+        with mock.patch.dict(sys.modules, torches):
+            for name in ("peers", "contenders", "precision", "compare"):
+                sys.modules.pop(name, None)
+            import compare
+            self.compare = compare
+        context = {key: "same" for key in compare.SAME_RUN}
+        self.contexts = {"with": context | COMMITS, "without": context,
+                         "another": context | COMMITS | {"fa3_commit": "ffff"}}
+        for name in ("peers", "contenders", "precision", "compare"):  # others want the real ones
+            sys.modules.pop(name, None)
+
+    def test_a_continued_file_shares_the_commit(self) -> None:
+        for old in self.contexts:
+            path = self.folder / f"{old}.json"
+            path.write_text(json.dumps({"context": self.contexts[old], "benchmarks": []}))
+            for new in self.contexts:
+                with self.subTest(old=old, new=new):
+                    if old == new:
+                        self.assertEqual(self.compare.File(path, self.contexts[new], True).context, self.contexts[old])
+                    else:
+                        with self.assertRaisesRegex(self.compare.BadResults, "another fa3_commit"):
+                            self.compare.File(path, self.contexts[new], True)
+
+    def test_absent(self) -> None:
+        out = io.StringIO()
+        with contextlib.redirect_stdout(out), mock.patch.object(self.compare, "FA3", self.folder / "libfa3.so"):
+            self.assertIsNone(self.compare.found_fa3(None))
+        self.assertRegex(out.getvalue(), r"^without FlashAttention-3: absent; .*build.py CHECKOUT builds it\n$")
+        with contextlib.redirect_stderr(io.StringIO()) as err, self.assertRaises(SystemExit) as left:
+            self.compare.arguments(["library", "json", "--fa3", "missing"])
+        self.assertEqual(left.exception.code, 2)
+        self.assertIn("--fa3 missing: no such file", err.getvalue())
+
+    def test_a_foreign_library(self) -> None:
+        (self.folder / "libfa3.so").write_text("no library")
+        with self.assertRaisesRegex(self.compare.BadResults, "no library of fa3/build.py"):
+            self.compare.found_fa3(self.folder / "libfa3.so")
+
+
+class Drawn(InFolder):
+    def results(self, fa3: bool) -> list[Chart | Table]:
+        """Of what is recorded, with rows of FlashAttention-3 that are cuDNN's."""
+        data = json.loads((STAGE / "results/nvidia-h200.json").read_text(encoding="utf-8"))
+        data["benchmarks"] = [row for row in data["benchmarks"] if "/fa3" not in row["name"]
+                              and "best_deterministic" not in row["name"]
+                              and ("N:4096/" in row["name"] or "step/" in row["name"])]
+        if fa3:
+            data["context"] |= COMMITS
+            for row in copy.deepcopy(data["benchmarks"]):
+                who, name, rest = row["name"].partition("/cudnn/")
+                if name:
+                    data["benchmarks"].append(row | {"name": f"{who}/fa3/{rest}"})
+                    if who != "peer/forward":
+                        data["benchmarks"].append(row | {"name": f"{who}/fa3_deterministic/{rest}"})
+        path = self.folder / "nvidia-h200.json"
+        path.write_text(json.dumps(data))
+        return charts.figures(STAGE, load(path))
+
+    def test_without_rows_nothing_speaks_of_it(self) -> None:
+        for item in self.results(fa3=False):
+            self.assertNotRegex(str(item), "FlashAttention-3|deterministic")
+
+    def test_with_rows(self) -> None:
+        items = {item.name: item for item in self.results(fa3=True)}
+        which = "FlashAttention-3: commit 0123456"
+        for name in ("speed_d64", "backward_speed_d128"):
+            self.assertRegex(items[name].subtitle, f"^NVIDIA H200.* · bf16 · FLOPs: .* · {which}$")
+            labels = [line.label for line in items[name].panels[0].lines if line.role == "peer"]
+            self.assertEqual(labels, ["cuDNN", "FlashAttention-2, PyTorch", "FlashAttention-3"])
+        self.assertIn("FlashAttention-3", str(items["ladder"].panels))
+        for name, lines in (("ratios_hot", 1), ("backward_ratios_hot", 2), ("steps", 2), ("errors", 1)):
+            found = {cell for cells in items[name].rows for cell in cells if cell.startswith("FlashAttention-3")}
+            self.assertEqual(len(found), lines, name)
+            self.assertIn(f"`results/nvidia-h200.json`). {which}.", items[name].caption)
+        self.assertEqual(items["kernels"].caption.count("commit"), 0)
+
+
+class BigTable(InFolder):
+    CONTEXT = {"machine": "nvidia-x", "device": "X", "isa": "sm_90", "cores": "1", "compiler": "c", "flags": "f",
+               "commit": "abc", "date": "2026-01-01T00:00:00", "flop_formula": "4 d FLOP", "torch": "2", "method": "M"}
+    CELL = table.Cell("bf16", 64, 16, 1024, "forward")
+
+    def file(self, **more: str) -> table.File:
+        return table.File(self.folder / "table.json", self.CONTEXT | more)
+
+    def row(self, side: str, ms: float) -> table.Row:
+        return table.figure_row(self.CELL, side, ms, {"p99_ms": ms, "launches": 20, "peak_bytes": 2**20, "error": 1e-3})
+
+    def test_a_third_side(self) -> None:
+        file = self.file()
+        file.add([self.row("ours", 2.0), self.row("peer", 3.0)])
+        self.assertTrue(file.has(self.CELL))
+        self.assertFalse(file.has(self.CELL, sides=(*table.SIDES, table.FA3)))
+        before = table.markdown(file.context, file.rows, [])
+        self.assertNotIn("FlashAttention-3", before)
+        self.assertEqual([line.label for line in table.charts(file.context, file.rows)[0].panels[0].lines],
+                         ["ours", "PyTorch"])
+        file.add([self.row("fa3", 1.0)])
+        text = table.markdown(file.context | COMMITS, file.rows, [])
+        self.assertIn("commit 0123456789abcdef, CUTLASS fedcba9876543210.", text)
+        self.assertIn("| 1.50× | 0.50× | 20 / 20 / 20 |", text)
+        self.assertEqual(len({line.count("|") for line in text.splitlines() if line.startswith("|")}), 1)
+        self.assertEqual([line.label for line in table.charts(file.context, file.rows)[0].panels[0].lines],
+                         ["ours", "PyTorch", "FlashAttention-3"])
+
+    def test_a_continued_file_shares_the_commit(self) -> None:
+        self.file(**COMMITS).add([self.row("ours", 2.0)])
+        self.file(**COMMITS)
+        for other in ({}, COMMITS | {"fa3_commit": "ffff"}):
+            with self.assertRaisesRegex(BadResults, "another fa3_commit .0123456789abcdef."):
+                self.file(**other)
+
+
+if __name__ == "__main__":
+    unittest.main()
