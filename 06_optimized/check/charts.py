@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from figure import Bar, Bars, Bound, Chart, Line, Lines, Table, line, significant, subtitle
-from results import BadResults, Results, Row, group, median, ratio, spread
+from figure import Bar, Bars, Bound, Chart, Line, Lines, Point, Table, line, significant, subtitle
+from results import BadResults, Results, Row, Spread, group, median, ratio, spread
 
 sys.path.append(str(Path(__file__).resolve().parent))
 import ab  # noqa: E402
@@ -23,6 +23,7 @@ class Pass:
     title: str
     rungs: dict[str, str]
     final: dict[str, str]  # the kernels that take every problem
+    against: tuple[tuple[str, str, str], ...]  # what is said of whom: text, variant of ours, of a peer
     below: tuple[str, str, str]  # stage, kernel and label of the fp32 kernel that the ladder begins with
     page: str  # of its tables
     see: dict[int, str]  # in the chart of each d
@@ -35,7 +36,10 @@ FORWARD = Pass(
      "ring": "8 ring of barriers", "specialised": "9 specialised warps",
      "lock": "10 ping-pong", "no_lock": "10 without the lock", "overlap": "11 overlap", "rows": "12 row by row",
      "persistent": "13 persistent", "longest_first": "14 longest first", "hopper": "hopper"},
-    {"hopper": "hopper", "fa2": "fa2 (mma.sync)"}, ("stage04", "register_tiled", "04, fp32"),
+    {"hopper": "hopper", "fa2": "fa2 (mma.sync)"},
+    (("hopper / cuDNN", "hopper", "cudnn"), ("hopper / FlashAttention-3", "hopper", "fa3"),
+     ("fa2 / FlashAttention-2", "fa2", "fa2")),
+    ("stage04", "register_tiled", "04, fp32"),
     "after_the_ladder.md",
     {64: "The exponentials take as long as the products here, so all stay far below the dashes, hopper the least.",
      128: "Twice the products for the same exponentials: hopper comes nearer to the dashes than at d = 64.",
@@ -47,15 +51,18 @@ BACKWARD = Pass(
      "fused": "4 one kernel, five products", "bulk": "5 dQ by the copy engine", "early": "6 early scores",
      "at_once": "7 P at once",
      "late": "8 dQ a step late", "masks": "9 masks apart", "in_order": "10 in turns", "hopper": "hopper"},
-    {"hopper": "hopper", "two_kernels": "two_kernels (same bits)", "swizzle": "swizzle (mma.sync)"},
+    {"best": "hopper", "best_deterministic": "the same bits", "swizzle": "swizzle (mma.sync)"},
+    (("hopper / cuDNN", "best", "cudnn"), ("hopper / FlashAttention-3", "best", "fa3"),
+     ("same bits / FlashAttention-3's", "best_deterministic", "fa3_deterministic"),
+     ("swizzle / FlashAttention-2", "swizzle", "fa2")),
     ("stage05", "two_kernels", "05, fp32"), "backward/README.md",
-    {64: "hopper makes the scores once, two_kernels twice: between their lines lie two of seven products.",
+    {64: "Between hopper and the same bits lies the wait for one's turn; with a mask it is longer.",
      128: "As at d = 64, but shared memory is the limit now; swizzle shows what it is without Hopper's instructions.",
-     256: "No one kernel has room for three sums here, so hopper does what two_kernels does, and their lines are one."})
+     256: "No one kernel has room for three sums here: two kernels run, whose bits are always the same, and two lines "
+          "are one."})
 FA3 = "FlashAttention-3"
 PEERS = {"cudnn": "cuDNN", "fa2": "FlashAttention-2, PyTorch", "fa3": FA3}
-DETERMINISTIC = {"best_deterministic": "best, deterministic"}  # the same bits in every run; in tables only
-PEERS_DETERMINISTIC = {"fa3_deterministic": f"{FA3}, deterministic"}
+PEERS_DETERMINISTIC = {"fa3_deterministic": f"{FA3}, the same bits"}  # in tables only
 RESULTS = Path(__file__).resolve().parents[1] / "results"
 KERNELS = RESULTS / "kernels.json"
 TIMELINE = RESULTS / "timeline.json"
@@ -73,6 +80,7 @@ def charts(r: Results) -> list[Chart | Table]:
     items = [item for p in (FORWARD, BACKWARD) for item in (
         ladder(r, p), *(speed(r, p, d) for d in (64, 128, 256)), *(ratios(r, p, chip) for chip in ("hot", "cool")),
         errors(r, p), groups(r, p)) if item]
+    items += [chart for causal in (0, 1) if (chart := passes(r, causal))]
     if step := steps(r):
         items.append(step)
     if not items:
@@ -93,7 +101,7 @@ def rows(r: Results, what: str, variant: str, chip: str = "hot", stage: str = "s
 def fa3(r: Results, *before: str, by: Sequence[str] = ()) -> str:
     """What is said before, and which FlashAttention-3 stands among `by`, if it does."""
     commit, changed, what = r.context.get("fa3_commit", "").partition("-")
-    which = [f"{FA3}: commit {commit[:7]}{changed}{what}"] if any(label.startswith(FA3) for label in by) else []
+    which = [f"{FA3}: commit {commit[:7]}{changed}{what}"] if any(FA3 in label for label in by) else []
     return " · ".join([*filter(None, before), *which])
 
 
@@ -163,31 +171,52 @@ def against_n(r: Results, p: Pass, d: int, causal: int) -> Lines | None:
                  where='causal' if causal else 'no mask')
 
 
+def passes(r: Results, causal: int) -> Chart | None:
+    """The forward, the backward and both, by head dimension."""
+    panels = []
+    for d in (64, 128, 256):
+        by = {p.what: group(rows(r, p.what, next(iter(p.final)), d=d, causal=causal), "N") for p in (FORWARD, BACKWARD)}
+        both = [n for n in by["forward"] if n in by["backward"]]
+        if not both:
+            continue
+        lines = [line(what, [row for n in both for row in found[n]], "flops", scale=1e-12) for what, found in by.items()]
+        # 4 d FLOP a pair and 10 d, in the sum of their times.
+        points = []
+        for n in both:
+            time = sum(median(found[n], "time") for found in by.values())
+            flops = sum(median(found[n], "flops") * median(found[n], "time") for found in by.values())
+            points.append(Point(n, Spread(*[1e-12 * flops / time] * 3)))
+        panels.append(Lines("TFLOP/s", [*lines, Line("both", points)], "N, sequence length (B N = 16384)",
+                            y_scale="linear", where=f"d = {d}"))
+    if not panels:
+        return None
+    return Chart(f"passes{'_causal' if causal else ''}", "Forward, backward and both" + (", causal" if causal else ""),
+                 panels, f"{r.context['device']} · bf16 · FLOPs: {r.context['flop_formula']}, times 2.5 for the backward · "
+                 "both: the FLOPs of both in the sum of their times",
+                 "A step of training lies near the backward, which has five of its seven products.")
+
+
 # ---------------------------------------------------------------- tables
 
 def ratios(r: Results, p: Pass, chip: str) -> Table | None:
     """Round by round."""
     lines = []
     for d, causal in SIZES:
-        rival = group(rows(r, p.what, "cudnn", chip, "peer", d=d, causal=causal), "N")
-        who = [(label, rows(r, p.what, v, chip, d=d, causal=causal)) for v, label in (p.final | DETERMINISTIC).items()]
-        who += [(label, rows(r, p.what, v, chip, "peer", d=d, causal=causal))
-                for v, label in (PEERS | PEERS_DETERMINISTIC).items() if v != "cudnn"]
-        for label, some in who:
-            by = group(some, "N")
+        for label, ours, theirs in p.against:
+            by = group(rows(r, p.what, ours, chip, d=d, causal=causal), "N")
+            rival = group(rows(r, p.what, theirs, chip, "peer", d=d, causal=causal), "N")
             cells = [f"{ratio(rival[n], by[n], 'time').mid:.2f}" if n in rival and n in by else "–"
                      for n in lengths(r, p)]
             if any(cell != "–" for cell in cells):
                 lines.append([f"{d}", MASK[causal], label, *cells])
     return table(r, p, f"{p.prefix}ratios_{chip}",
-                 ["d", "mask", "speed relative to cuDNN", *(f"N {n:g}" for n in lengths(r, p))], lines,
+                 ["d", "mask", "speed", *(f"N {n:g}" for n in lengths(r, p))], lines,
                  "README.md" if (p, chip) == (FORWARD, "hot") else p.page)
 
 
 def errors(r: Results, p: Pass) -> Table | None:
     """Beside speed."""
-    who = [(variant, "stage06", variant) for variant in p.final]
-    who += [(label, "stage06", variant) for variant, label in DETERMINISTIC.items()]
+    who = [(label, "stage06", variant) for variant, label in p.final.items()]
     who += [(label, "peer", variant) for variant, label in (PEERS | PEERS_DETERMINISTIC).items()]
     lines = []
     for d in (64, 128, 256):
@@ -210,7 +239,7 @@ def groups(r: Results, p: Pass) -> Table | None:
     for d, causal in SIZES:
         where = {"what": p.what, "d": d, "causal": causal, "G": 8, "chip": "hot", "dtype": "bf16"}
         rival = group(r.select(stage="peer", variant="cudnn", **where), "N")
-        by = group(r.select(stage="stage06", variant="hopper", **where), "N")
+        by = group(r.select(stage="stage06", variant=next(iter(p.final)), **where), "N")
         cells = [f"{significant(1e-12 * median(by[n], 'flops'))} ({ratio(rival[n], by[n], 'time').mid:.2f})"
                  if n in rival and n in by else "–" for n in lengths(r, p)]
         if any(cell != "–" for cell in cells):
@@ -223,7 +252,7 @@ def steps(r: Results) -> Table | None:
     lines = []
     for chip in ("hot", "cool"):
         rival = rows(r, "step", "cudnn", chip, "peer")
-        who = [(label, rows(r, "step", v, chip)) for v, label in (BACKWARD.final | DETERMINISTIC).items()]
+        who = [(label, rows(r, "step", v, chip)) for v, label in BACKWARD.final.items()]
         who += [(label, rows(r, "step", v, chip, "peer")) for v, label in (PEERS | PEERS_DETERMINISTIC).items()]
         for label, some in who:
             if some:

@@ -97,7 +97,9 @@ class Library:
         return list(self.promises[what])
 
     def whole(self, what: str) -> list[str]:
-        return [kernel for kernel, promise in self.promises[what].items() if promise == "whole"]
+        """Those that take every problem. `best` of a backward is hopper or two_kernels, which need no rows of their own."""
+        found = [kernel for kernel, promise in self.promises[what].items() if promise == "whole"]
+        return [kernel for kernel in found if "best" not in found or kernel not in ("hopper", "two_kernels")]
 
     def scratch(self, kernel: str, call: Call) -> torch.Tensor:
         """Enough for either pass; what it holds does not matter."""

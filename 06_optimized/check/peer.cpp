@@ -69,7 +69,8 @@ extern "C" const char* fa_peer_kernels() {
   return text.c_str();
 }
 extern "C" const char* fa_peer_backward_kernels() {
-  static const std::string text = names_of(optimized::backward_rungs) + " best_deterministic:whole";
+  static const std::string text =
+      names_of(optimized::backward_rungs) + " best:whole best_deterministic:whole";
   return text.c_str();
 }
 

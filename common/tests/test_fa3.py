@@ -169,19 +169,22 @@ class Compared(InFolder):
 
 class Drawn(InFolder):
     def results(self, fa3: bool) -> list[Chart | Table]:
-        """Of what is recorded, with rows of FlashAttention-3 that are cuDNN's."""
+        """Of what is recorded, with cuDNN's rows for FlashAttention-3's, and two_kernels' for our best."""
         data = json.loads((STAGE / "results/nvidia-h200.json").read_text(encoding="utf-8"))
-        data["benchmarks"] = [row for row in data["benchmarks"] if "/fa3" not in row["name"]
-                              and "best_deterministic" not in row["name"]
+        data["benchmarks"] = [row for row in data["benchmarks"] if "/fa3" not in row["name"] and "/best" not in row["name"]
                               and ("N:4096/" in row["name"] or "step/" in row["name"])]
+        names = {"/two_kernels/": ["best", "best_deterministic"]}
         if fa3:
             data["context"] |= COMMITS
-            for row in copy.deepcopy(data["benchmarks"]):
-                who, name, rest = row["name"].partition("/cudnn/")
-                if name:
-                    data["benchmarks"].append(row | {"name": f"{who}/fa3/{rest}"})
-                    if who != "peer/forward":
-                        data["benchmarks"].append(row | {"name": f"{who}/fa3_deterministic/{rest}"})
+            names["/cudnn/"] = ["fa3", "fa3_deterministic"]
+        else:
+            data["context"].pop("fa3_commit", None)
+        for row in copy.deepcopy(data["benchmarks"]):
+            for old, new in names.items():
+                who, found, rest = row["name"].partition(old)
+                for name in new if found else []:
+                    if name != "fa3_deterministic" or who != "peer/forward":
+                        data["benchmarks"].append(row | {"name": f"{who}/{name}/{rest}"})
         path = self.folder / "nvidia-h200.json"
         path.write_text(json.dumps(data))
         return charts.figures(STAGE, load(path))
@@ -199,7 +202,7 @@ class Drawn(InFolder):
             self.assertEqual(labels, ["cuDNN", "FlashAttention-2, PyTorch", "FlashAttention-3"])
         self.assertIn("FlashAttention-3", str(items["ladder"].panels))
         for name, lines in (("ratios_hot", 1), ("backward_ratios_hot", 2), ("steps", 2), ("errors", 1)):
-            found = {cell for cells in items[name].rows for cell in cells if cell.startswith("FlashAttention-3")}
+            found = {cell for cells in items[name].rows for cell in cells if "FlashAttention-3" in cell}
             self.assertEqual(len(found), lines, name)
             self.assertIn(f"`results/nvidia-h200.json`). {which}.", items[name].caption)
         self.assertEqual(items["kernels"].caption.count("commit"), 0)
