@@ -68,9 +68,12 @@ KERNELS = RESULTS / "kernels.json"
 TIMELINE = RESULTS / "timeline.json"
 # Cycles of a step of 128 queries and 128 keys on an SM, d = 128: if all overlaps 2048, if nothing does 3072.
 PREDICTED = {"wgmma": "2048 – 3072", "ring": "2048 – 3072", "specialised": "2048 – 3072"}
-# What ab.py measured, and which of its tables is on which page.
-VARIANTS = {"ab.json": (FORWARD, {"on and off": FORWARD.page, "tiles": FORWARD.page, "fa2": "forward/fa2.md"}),
-            "ab_backward.json": (BACKWARD, {"on and off": BACKWARD.page, "two kernels": "backward/3_two_kernels.md"})}
+# What ab.py measured, and which of its tables is on which page; of two files that have a table the first counts.
+VARIANTS = {"ab.json": FORWARD, "ab_experiments.json": FORWARD, "ab_backward.json": BACKWARD}
+TABLES = {"forward": {"on and off": FORWARD.page, "tiles": FORWARD.page, "ideas of others": FORWARD.page,
+                      "fa2": "forward/fa2.md", "rung 10": "forward/10_pingpong.md", "rung 11": "forward/11_overlap.md",
+                      "rung 12": "forward/12_rows.md"},
+          "backward": {"on and off": BACKWARD.page, "two kernels": "backward/3_two_kernels.md"}}
 LADDER: dict[str, object] = {"N": 4096, "d": 128, "causal": 0}
 SIZES = [(d, causal) for d in (64, 128, 256) for causal in (0, 1)]
 MASK = ("none", "causal")
@@ -89,7 +92,10 @@ def charts(r: Results) -> list[Chart | Table]:
         items.append(cycles())
     if KERNELS.is_file():
         items.append(ptxas())
-    return items + [item for name in VARIANTS if (RESULTS / name).is_file() for item in variants(name)]
+    for name in VARIANTS:
+        if (RESULTS / name).is_file():
+            items += [item for item in variants(name) if item.name not in (other.name for other in items)]
+    return items
 
 
 def rows(r: Results, what: str, variant: str, chip: str = "hot", stage: str = "stage06", **where: object) -> list[Row]:
@@ -299,6 +305,7 @@ def ptxas() -> Table:
 def variants(name: str) -> list[Table]:
     """Of one change each, measured by ab.py."""
     data = json.loads((RESULTS / name).read_text(encoding="utf-8"))
-    found, (p, shown) = ab.tables(data), VARIANTS[name]
+    found, p = ab.tables(data), VARIANTS[name]
     return [Table(f"{p.prefix}{title.replace(' ', '_')}", found[title][0], found[title][1:], page,
-                  f"Medians on {data['device']} (`results/{name}`).") for title, page in shown.items() if title in found]
+                  f"Medians on {data['device']} (`results/{name}`).")
+            for title, page in TABLES[p.what].items() if title in found]
