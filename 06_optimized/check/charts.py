@@ -55,7 +55,7 @@ BACKWARD = Pass(
     (("hopper / cuDNN", "best", "cudnn"), ("hopper / FlashAttention-3", "best", "fa3"),
      ("same bits / FlashAttention-3's", "best_deterministic", "fa3_deterministic"),
      ("swizzle / FlashAttention-2", "swizzle", "fa2")),
-    ("stage05", "two_kernels", "05, fp32"), "backward/README.md",
+    ("stage05", "two_kernels", "05, fp32"), "backward/after_the_ladder.md",
     {64: "Between hopper and the same bits lies the wait for one's turn; with a mask it is longer.",
      128: "As at d = 64, but shared memory is the limit now; swizzle shows what it is without Hopper's instructions.",
      256: "No one kernel has room for three sums here: two kernels run, whose bits are always the same, and two lines "
