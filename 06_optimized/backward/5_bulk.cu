@@ -162,7 +162,7 @@ __device__ void compute(Shared& shared, const Maps& maps, const Problem& p, floa
 
     // dQ_i += sum_j dS_ij K_j: of all keys of the block, half of the columns
     float dQ[Br / 2];
-    // [step 06.25: as soon as both groups' dS is there, have it multiplied; do not wait (4 lines)]
+    // [step 06.25: what must be there before dQ is issued, and what after? (4 lines)]
     sync(meeting, 256);
     wgmma_fence();
     multiply<T, Bc, Br>(dQ, dS, shared.K + group * Bc * 64);

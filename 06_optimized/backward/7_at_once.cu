@@ -149,7 +149,7 @@ __device__ void compute(Shared& shared, const Maps& maps, const Problem& p, floa
     // [end]
 
     // dS_ij = P_ij (dP_ij - D_i); into shared memory as rows of queries, for dQ
-    // [step 06.18: wait for dP, but not for dV; then dS in place of dP (7 lines)]
+    // [step 06.18: wait for as little as dS needs; then dS in place of dP (7 lines)]
     wgmma_wait<1>(dP);
 #pragma unroll
     for (int i = 0; i < Br / 2; i += 2) {
@@ -192,7 +192,7 @@ __device__ void compute(Shared& shared, const Maps& maps, const Problem& p, floa
 
     // S of the next step; after the last one of what happens to lie there, and nobody looks at it.
     q.next();
-    // [step 06.19: as soon as its Q is there, and only if there is a next step (2 lines)]
+    // [step 06.19: what must be there before, and is there always a next step? (2 lines)]
     if (n + 1 < at.steps) wait(&shared.Q_full[q.at], q.phase);
     issue_S();
     // [end]

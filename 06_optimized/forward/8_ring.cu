@@ -46,7 +46,7 @@ __device__ void load(Shared& shared, const ForwardMaps& maps, const Problem& p, 
   Ring<K_stages> k;
   Ring<V_stages> v;
   for (int j = 0; j < blocks; ++j, k.next(), v.next()) {
-    // [step 06.10: bring K_j and V_j, each as soon as its buffer is free (4 lines)]
+    // [step 06.10: bring K_j and V_j; what must each wait for? (4 lines)]
     wait(&shared.K_free[k.at], k.phase ^ 1);
     bring<Bc>(shared.K[k.at], maps.K, &shared.K_full[k.at], j * Bc, hk, at.b);
     wait(&shared.V_free[v.at], v.phase ^ 1);

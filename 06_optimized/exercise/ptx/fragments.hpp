@@ -16,14 +16,14 @@ struct Cell {
 FA_HOST_DEVICE constexpr Cell c_cell(int lane, int i) { return {lane / 4 + i * 8, lane % 4 * 2}; }
 FA_HOST_DEVICE constexpr Cell a_cell(int lane, int i) {
   Cell at = {};
-  // [step 06.1: A: like C for registers 0 and 1, then 8 columns further (2 lines)]
+  // [step 06.1: A: which row and column a register begins with, next to those of C (2 lines)]
   // TODO
   // [end]
   return at;
 }
 FA_HOST_DEVICE constexpr Cell b_cell(int lane, int i) {
   Cell at = {};
-  // [step 06.2: B: its columns are spread over the lanes as the rows of A are (2 lines)]
+  // [step 06.2: B: which row and which column (2 lines)]
   // TODO
   // [end]
   return at;
@@ -61,7 +61,7 @@ FA_HOST_DEVICE constexpr int swizzled(int row, int chunk) {
 // Copy engine and tensor cores of Hopper know this order as the "128-byte swizzle".
 FA_HOST_DEVICE constexpr int swizzled_chunk(int row, int chunk) {
   int number = 0;
-  // [step 06.5: rows of 64 numbers one after the other, chunks of 8 (1 line)]
+  // [step 06.5: the number in the box with which this chunk begins (1 line)]
   // TODO
   // [end]
   return number;
