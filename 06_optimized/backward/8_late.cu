@@ -10,7 +10,7 @@
 // What should change: hardly any wait for the other group. But dQ of the last step comes behind the
 // loop, where nothing hides it, 512 cycles a block: 0.8 % of its time at N = 1024, 0.2 % at 4096.
 //
-// Measured: 628 TFLOP/s after 611; with a causal mask 564 after 565.
+// Measured: 617 TFLOP/s after 604; with a causal mask 565 after 556.
 #include "06_optimized/backward.hpp"
 #include "06_optimized/backward/steps.cuh"
 #include "06_optimized/ptx/mma.cuh"

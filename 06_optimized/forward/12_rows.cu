@@ -10,7 +10,7 @@
 // What should change: a softmax that is shorter by about one maximum, some 250 of 1900 cycles. The
 // same instructions, and one branch.
 //
-// Measured: 658 TFLOP/s after 641 (round by round 3 % more), cool 688 after 675; in
+// Measured: 679 TFLOP/s after 651 (round by round 4 % more), cool 693 after 681; in
 // the last kernel 9 %.
 #include "06_optimized/forward/softmax.cuh"
 #include "06_optimized/optimized.hpp"
