@@ -10,7 +10,7 @@
 // What should change: more work for the tensor cores is always waiting. It costs registers: S, P
 // and O are alive at once, 64 + 32 + 64 of a thread's 240.
 //
-// Measured: 641 TFLOP/s after 644; on a cool chip 675 after 673. Hardly a gain: see the page.
+// Measured: 651 TFLOP/s after 649; on a cool chip 681 after 678. Hardly a gain: see the page.
 #include "06_optimized/forward/softmax.cuh"
 #include "06_optimized/optimized.hpp"
 #include "06_optimized/ptx/tma.cuh"
