@@ -140,7 +140,7 @@ def ladder(r: Results, p: Pass) -> Chart | None:
         step = f", ×{significant(ratio(below, some, 'time').mid)}" if below else ""
         bars.append(Bar(label, value, significant(value.mid) + step))
         below = some
-    speeds = {label: 1e-12 * median(found, "flops") for variant, label in reversed(PEERS.items())
+    speeds = {label.split(",")[0]: 1e-12 * median(found, "flops") for variant, label in reversed(PEERS.items())
               if (found := rows(r, p.what, variant, stage="peer", **LADDER))}
     speeds["matrix product"] = 1e-12 * median(below, "roof")
     return Chart(f"{p.prefix}ladder", "One idea at a time" + (", backward" if p is BACKWARD else ""), [
