@@ -1,4 +1,4 @@
-// What both files of rung 3 share: the order of tiles, P and dS, tiles that come and go, and the
+// What the files of rung 3 share: the order of tiles, P and dS, tiles that come and go, and the
 // part of the owner of keys that does not depend on d.
 #pragma once
 #include "06_optimized/backward.hpp"
@@ -17,6 +17,10 @@ constexpr float log2_e = 1.4426950408889634f;
 // dK and dV for 128 < d <= 256, in 3_two_kernels_wide.cu.
 template <class T>
 void launch_wide_dkv(const Problem& p, const Backward<T>& t, float scale, const Passed& passed,
+                     cudaStream_t stream);
+// dQ, in 3_two_kernels_queries.cu.
+template <class T>
+void launch_wgmma_dq(const Problem& p, const Backward<T>& t, float scale, const Passed& passed,
                      cudaStream_t stream);
 
 struct Maps {

@@ -53,8 +53,9 @@ KERNELS = {"forward/hopper.cu": Kernel("launch_hopper", "FA_COUNTS"),
            "forward/11_overlap.cu": Kernel("launch_overlap"),
            "forward/12_rows.cu": Kernel("launch_rows"),
            "backward/hopper.cu": Kernel("launch_backward_hopper", "FA_ADDS_DQ", ("backward/0_around.cu",)),
-           "backward/3_two_kernels.cu": Kernel("launch_backward_two_kernels", "",
-                                               ("backward/0_around.cu", "backward/3_two_kernels_wide.cu"))}
+           "backward/3_two_kernels_queries.cu": Kernel("launch_backward_two_kernels", "",
+                                                       ("backward/0_around.cu", "backward/3_two_kernels.cu",
+                                                        "backward/3_two_kernels_wide.cu"))}
 
 
 class Bad(Exception):

@@ -135,7 +135,7 @@ GROUP_BARS = ("S", "dP", "P", "dV", "dS", "dQ", "dK", "hand")
 BACKWARD = Ladder(
     launch="launch_backward_",
     flags=("-DFA_BACKWARD",),
-    others=("backward/0_around.cu", "backward/2_swizzle.cu"),
+    others=("backward/0_around.cu", "backward/2_swizzle.cu", "backward/2_swizzle_keys.cu"),
     rungs={
         "early": Rung("6 early", "backward/6_early.cu", BACKWARD_ROLES),
         "at_once": Rung("7 at once", "backward/7_at_once.cu", BACKWARD_ROLES),

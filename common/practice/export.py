@@ -22,6 +22,8 @@ BROUGHT = {
     "launch_fast_atomic": "05_cuda_backward/check/exported_fast.hpp",
     "launch_before": "06_optimized/check/exported_around.hpp",
     "launch_wide_dkv": "06_optimized/backward/3_two_kernels_wide.cu",
+    "launch_wgmma_dq": "06_optimized/backward/3_two_kernels_queries.cu",
+    "launch_swizzle_dkv": "06_optimized/backward/2_swizzle_keys.cu",
 }
 SILENT = """// A conversion of a view of constants to itself, which nobody calls; constants that only other kernels use.
 #pragma nv_diag_suppress 554, 177"""
