@@ -9,8 +9,8 @@
 // is then A of dV += P^T dO without any exchange, as P was A of P V in the forward. Both kernels
 // have the forward's shape: one thread loads, two warpgroups compute.
 //
-// Here is the first kernel, for d <= 128. For d > 128 it is another one, in 3_two_kernels_wide.cu; the
-// second is in 3_two_kernels_queries.cu.
+// Here is the first kernel, for d <= 128. For d > 128 it is another one, in 3_two_kernels_wide.cu;
+// the second is in 3_two_kernels_queries.cu.
 //
 // What should change: the products of rung 2 at the speed of the forward's. For d = 128 seven
 // products at 660 to 720 TFLOP/s; the FLOP are counted as five, so 470 to 510.
