@@ -5,10 +5,6 @@
 
 namespace fa::optimized {
 
-namespace two_kernels {
-template <class T>  // for d > 128
-void launch_wide_dkv(const Problem&, const Backward<T>&, float, const Passed&, cudaStream_t) {}
-}  // namespace two_kernels
 // Before the backward and after it: LSE2 and D are there already, and nobody wants dQ.
 template <class T>
 void launch_before(const Problem&, const Backward<T>&, const Passed&, cudaStream_t) {}
@@ -18,9 +14,7 @@ void launch_after(const Problem&, const Backward<T>&, float, const Passed&, cuda
 #define FA_NOBODY_LOOKS_AT(T)                                                                   \
   template void launch_before(const Problem&, const Backward<T>&, const Passed&, cudaStream_t); \
   template void launch_after(const Problem&, const Backward<T>&, float, const Passed&,          \
-                             cudaStream_t);                                                     \
-  template void two_kernels::launch_wide_dkv(const Problem&, const Backward<T>&, float,         \
-                                             const Passed&, cudaStream_t);
+                             cudaStream_t);
 FA_NOBODY_LOOKS_AT(__half)
 FA_NOBODY_LOOKS_AT(__nv_bfloat16)
 
