@@ -87,6 +87,7 @@ class Words(unittest.TestCase):
             (("--only", "fa3"), "no kernel 'fa3'; there are longest_first, fa2, hopper"),
             (("--list", "--gpu", "tpu"), "--gpu knows a100, rtx3090, rtx4090, h100, h200, got 'tpu'"),
             (("--gpu", "h200"), "--gpu is for --list"),
+            (("--compile",), "--gpu knows a100, rtx3090, rtx4090, h100, h200, got ''"),
             (("--rounds", "0"), "must be at least 1"),
             (("--fast",), "unrecognized arguments: --fast"),
         ):
@@ -99,6 +100,28 @@ class Words(unittest.TestCase):
             code, text = said("--out", empty + "/out")
         self.assertEqual((code, len(text.splitlines())), (3, 1))
         self.assertIn("nvcc, which was not found", text)
+
+    def test_what_is_compiled_is_kept(self) -> None:
+        with tempfile.TemporaryDirectory() as name:
+            folder = Path(name)
+            fake = folder / "nvcc"  # writes what comes after -o, and notes that it was called
+            fake.write_text(f"#!/bin/sh\necho call >> {folder}/calls\nfor last; do :; done\necho library > $last\n"
+                            "echo spoke >&2\n")
+            fake.chmod(0o755)
+            library = folder / "a.so"
+            with unittest.mock.patch.dict(os.environ, PATH=f"{name}:{os.environ['PATH']}"):
+                calls = []
+                for text, version in (("int a;", "13.0"), ("int a;", "13.0"), ("int b;", "13.0"), ("int b;", "13.1")):
+                    self.assertEqual(tune.nvcc(text, library, "90a", version), "spoke\n")
+                    calls.append(len((folder / "calls").read_text().splitlines()))
+                self.assertEqual(calls, [1, 1, 2, 3])
+                library.unlink()
+                tune.nvcc("int b;", library, "90a", "13.1")
+                self.assertTrue(library.exists())
+                fake.write_text("#!/bin/sh\necho 'a.cu(1): error : no' >&2\nexit 1\n")
+                for _ in range(2):
+                    with self.assertRaisesRegex(tune.Bad, "does not compile: no"):
+                        tune.nvcc("int c;", library, "90a", "13.1")
 
 
 def cell(n: int, best: str, hand_of_best: float) -> dict[str, object]:
