@@ -9,6 +9,7 @@
 #endif
 
 #include <cstddef>
+#include <cstdint>
 #include <string>
 
 #include "common/core/cuda.hpp"
@@ -62,6 +63,12 @@ const char* name(Kernel kernel);
 Kernel chosen(Kernel kernel, int here);
 std::string wrong_capability(const std::string& who, int wanted, int here);
 int device_capability();  // of the current GPU
+
+// Bytes of this GPU's L2 cache: as large a part of it as so many MiB are of the 60 of an H200, where
+// it was measured how many heads a section may have (order.cuh).
+inline std::int64_t of_L2(int MiB) {
+  return std::int64_t(of_this_gpu(cudaDevAttrL2CacheSize)) * MiB / 60;
+}
 
 // Are the address and all strides multiples of 16 bytes (also a stride that is never used), so that
 // rows can be copied in pieces of 16?

@@ -133,19 +133,6 @@ TEST_F(Gpu, WorkIsPutOnTheStreamAndNobodyWaits) {
 }
 
 #ifndef FA_EMULATED
-Spec with_lengths(std::vector<Int> lengths, std::uint64_t seed) {
-  Spec s;
-  s.p.B = Int(lengths.size());
-  s.p.Hq = 4;
-  s.p.Hkv = 2;
-  s.p.Nq = s.p.Nk = 300;
-  s.p.d = 64;
-  s.p.causal = Causal::bottom_right;
-  s.lengths = std::move(lengths);
-  s.seed = seed;
-  return s;
-}
-
 // The lengths, too, are read when the graph runs.
 TEST_F(Gpu, ARecordedCallReplaysWithOtherInputs) {
   for (const Kernel kernel : {Kernel::best, Kernel::tiled}) {

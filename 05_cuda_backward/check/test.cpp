@@ -293,17 +293,6 @@ TEST_F(Gpu, WorkIsPutOnTheStreamAndNobodyWaits) {
 }
 
 #ifndef FA_EMULATED
-Spec with_lengths(std::vector<Int> lengths, std::uint64_t seed) {
-  Spec s = spec(300, 300, 64);
-  s.p.B = Int(lengths.size());
-  s.p.Hq = 4;
-  s.p.Hkv = 2;
-  s.p.causal = Causal::bottom_right;
-  s.lengths = std::move(lengths);
-  s.seed = seed;
-  return s;
-}
-
 // The lengths, too, are read when the graph runs, and sums start at zero again.
 TEST_F(Gpu, ARecordedCallReplaysWithOtherInputs) {
   for (Options options :

@@ -10,6 +10,7 @@
 // issues its products.
 #pragma once
 #include "06_optimized/backward.hpp"
+#include "06_optimized/optimized.hpp"
 #include "06_optimized/order.cuh"
 #include "06_optimized/ptx/mma.cuh"
 #include "06_optimized/ptx/tma.cuh"

@@ -124,11 +124,6 @@ inline int of_this_gpu(cudaDeviceAttr attribute) {
   return value;
 }
 inline int processors() { return of_this_gpu(cudaDevAttrMultiProcessorCount); }
-// Bytes of its L2 cache: as large a part of it as so many MiB are of the 60 that an H200 has, where
-// it was measured what fits.
-inline std::int64_t of_L2(int MiB) {
-  return std::int64_t(of_this_gpu(cudaDevAttrL2CacheSize)) * MiB / 60;
-}
 
 // FA_LAUNCH(kernel, grid, block, shared_bytes, stream, arguments...):
 // kernel<<<grid, block, shared_bytes, stream>>>(arguments...), checked. It does not wait.

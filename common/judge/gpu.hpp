@@ -10,9 +10,11 @@
 #include <set>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "common/core/cuda.hpp"
+#include "common/judge/cases.hpp"
 #include "common/judge/sanitizer.hpp"
 #include "common/judge/stage.hpp"
 
@@ -243,6 +245,20 @@ std::string on_its_stream(const Call& call, F f) {
 }
 
 #ifndef FA_EMULATED
+// Cases that differ in their lengths and numbers alone, for what follows.
+inline Spec with_lengths(std::vector<std::int64_t> lengths, std::uint64_t seed) {
+  Spec s;
+  s.p.B = std::int64_t(lengths.size());
+  s.p.Hq = 4;
+  s.p.Hkv = 2;
+  s.p.Nq = s.p.Nk = 300;
+  s.p.d = 64;
+  s.p.causal = Causal::bottom_right;
+  s.lengths = std::move(lengths);
+  s.seed = seed;
+  return s;
+}
+
 // What f(problem, tensors, stream) puts on its stream, recorded once as a CUDA graph and replayed
 // with the inputs of two cases that differ in nothing else, at the same addresses. Empty, or what
 // is wrong with one of the two results.
