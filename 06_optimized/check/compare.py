@@ -37,8 +37,8 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from contenders import (DTYPE, GEMM, PASSES, PEERS, ROOT, FlashAttention3, Library, Runner, Setting, Tensors, gemm,
-                        peer)
+from contenders import (DTYPE, GEMM, PASSES, PEERS, ROOT, FlashAttention3, Library, Runner, Setting, Tensors,
+                        fa3_library, gemm, peer)
 from precision import Expected, expected, fault, relative_error
 
 from peers import BadResults, torch, write_whole  # found where contenders says
@@ -302,12 +302,11 @@ def cases_of(options: argparse.Namespace) -> list[Setting]:
 
 
 def found_fa3(given: Path | None) -> FlashAttention3 | None:
-    """What was asked for, what lies in build/, or none; says which."""
-    path = given or FA3
-    if not path.is_file():
-        print("without FlashAttention-3: absent; 06_optimized/check/fa3/build.py CHECKOUT builds it", flush=True)
+    """Says which."""
+    path = fa3_library(given, FA3)
+    if not path:
         return None
-    fa3 = FlashAttention3(path.resolve())
+    fa3 = FlashAttention3(path)
     print(f"FlashAttention-3: commit {fa3.commit}, CUTLASS {fa3.cutlass}", flush=True)
     return fa3
 

@@ -145,6 +145,15 @@ class Library:
         return Runner(f"{self.whose}/{what}/{kernel}", launch, lambda: result, forget)
 
 
+def fa3_library(given: Path | None, usual: Path) -> Path | None:
+    """What was asked for, what lies where it is built, or none, which is said."""
+    path = given or usual
+    if path.is_file():
+        return path.resolve()
+    print("without FlashAttention-3: absent; 06_optimized/check/fa3/build.py CHECKOUT builds it", flush=True)
+    return None
+
+
 class FlashAttention3(Library):
     """What fa3/build.py has built: fa3 and, backward, fa3_deterministic."""
 

@@ -24,6 +24,7 @@ from table import (ABOVE, FA3, LENGTHS, PASSES, SAME_FA3, SIDES, Cell, File, Row
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT / "common" / "measure" / "peers"))
+from contenders import fa3_library  # noqa: E402
 from peers import DTYPES, BadResults, Call, SDPBackend, torch  # noqa: E402
 from precision import context_of_a_head, gradients_of_a_head, sampled  # noqa: E402
 
@@ -400,11 +401,8 @@ def measure(options: argparse.Namespace) -> bool:
 
 
 def found_fa3(usual: Path, given: Path | None) -> Library | None:
-    path = given or usual
-    if not path.is_file():
-        print("without FlashAttention-3: absent; 06_optimized/check/fa3/build.py CHECKOUT builds it", flush=True)
-        return None
-    return Library(path.resolve())
+    path = fa3_library(given, usual)
+    return Library(path) if path else None
 
 
 def summary(rows: dict[str, Row]) -> str:
