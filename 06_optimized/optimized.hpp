@@ -64,8 +64,8 @@ Kernel chosen(Kernel kernel, int here);
 std::string wrong_capability(const std::string& who, int wanted, int here);
 int device_capability();  // of the current GPU
 
-// Bytes of this GPU's L2 cache: as large a part of it as so many MiB are of the 60 of an H200, where
-// it was measured how many heads a section may have (order.cuh).
+// Bytes of this GPU's L2 cache: as large a part of it as so many MiB are of an H200's 60, where it
+// was measured how many heads a section may have (order.cuh).
 inline std::int64_t of_L2(int MiB) {
   return std::int64_t(of_this_gpu(cudaDevAttrL2CacheSize)) * MiB / 60;
 }
