@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import os
 import shutil
 import subprocess
+import sys
 import tempfile
 import unittest
 import unittest.mock
+from collections.abc import Iterator
 from pathlib import Path
 
 import tune
@@ -147,6 +150,47 @@ MEASURED = {
 
 
 class Tables(unittest.TestCase):
+    def test_what_a_process_says_until_it_says_nothing_more(self) -> None:
+        def lines(program: str, patience: float = 30.0) -> list[str | None]:
+            return list(tune.lines_of([sys.executable, "-c", program], patience))
+
+        self.assertEqual(lines("print(1); print(2)"), ["1\n", "2\n"])
+        self.assertEqual(lines("import time; print(1, flush=True); time.sleep(60)", 1.0), ["1\n", None])
+        with self.assertRaisesRegex(tune.Bad, "no such device"):
+            lines("import sys; print(1); sys.exit('no such device')")
+
+    def test_a_shape_that_never_ends_or_is_wrong_is_out(self) -> None:
+        space = space_of("fa2")
+        hand = space.hand_made(64, "none", 1024)
+        asked: list[tuple[str, list[str]]] = []
+
+        def faked(command: list[str], patience: float) -> Iterator[str | None]:
+            settings, shapes = command[6], [Path(word).name for word in command[8:]]
+            asked.append((settings, shapes))
+            for setting in settings.split(","):
+                for shape in shapes:
+                    yield json.dumps({"at": shape})
+                    if shape == "hangs" and setting == "none:4096":
+                        yield None
+                        return
+                    if shape == "wrong" and setting.startswith("causal"):
+                        yield json.dumps({"wrong": "is wrong"})
+                        return
+                yield json.dumps({"cell": {"setting": setting}})
+
+        out: list[tuple[str, str]] = []
+        with unittest.mock.patch.object(tune, "lines_of", faked):
+            shapes = {name: Path(name) for name in (hand, "hangs", "wrong")}
+            cells = list(tune.cells_of(space, 64, shapes, Path("judge"), 1, lambda *words: out.append(words)))
+            every = [f"{mask}:{n}" for mask in tune.MASKS for n in space.lengths]
+            self.assertEqual([c["setting"] for c in cells], every)
+            self.assertEqual(out, [("hangs", "never ends, none, N = 4096"), ("wrong", "is wrong, causal, N = 1024")])
+            self.assertEqual(asked, [(",".join(every), [hand, "hangs", "wrong"]),
+                                     (",".join(every[1:]), [hand, "wrong"]), (",".join(every[3:]), [hand])])
+            with self.assertRaisesRegex(tune.Bad, "the shape in the code, hangs: never ends, none, N = 4096"):
+                with unittest.mock.patch.object(space, "hand_made", return_value="hangs"):
+                    list(tune.cells_of(space, 64, {"hangs": Path("hangs")}, Path("judge"), 1, lambda *_: None))
+
     def test_the_shape_in_the_code_stays_unless_another_is_clearly_faster(self) -> None:
         self.assertEqual([tune.chosen_of(c) for c in MEASURED["cells"]], ["-", "-", "b"])
         text = tune.table(MEASURED)

@@ -12,6 +12,8 @@ Libraries stay in OUT/shapes: what was compiled from the same sources is not com
 A shape is verified in a process of its own, since one that is wrong may never end: short problems against double
 precision. Then, at each setting, all shapes are compared with the hand-made one and timed once; those within 6 % of
 the fastest go on to 11 rounds, in an order drawn anew for each. A figure is the median of a ratio, round by round.
+That happens in a process for each head dimension. A shape that is wrong at a setting, or never ends there, is out, and
+the others are timed without it.
 
 Exit code 1: something failed; 2: wrong use; 3: this machine lacks something.
 """
@@ -24,6 +26,7 @@ import hashlib
 import importlib.util
 import json
 import os
+import queue
 import random
 import re
 import shutil
@@ -31,8 +34,9 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -52,6 +56,7 @@ MASKS = ("none", "causal")
 NEAR = 0.02  # as good as the best
 FINALIST = 1.06  # this much slower than the fastest, and it is timed once only
 BLOCK_MS = 3.0  # of launches, for one figure
+PATIENCE = 20.0  # seconds without a launch that ends: it never will
 
 
 Key = tuple[str, int, str]  # a shape: kernel, d, name
@@ -237,19 +242,30 @@ def flop(batch: int, heads: int, n: int, d: int, mask: str) -> float:
     return 4 * batch * heads * d * (n * (n + 1) / 2 if mask == "causal" else n * n)
 
 
+Cell = dict[str, Any]
+
+
+class Wrong(Exception):
+    """A shape that is not what the others are, at this setting."""
+
+
 def timed(
-    judge: Judge, space: Space, d: int, mask: str, n: int, launches: dict[str, Any], rounds: int
-) -> dict[str, Any]:
+    judge: Judge, space: Space, d: int, mask: str, n: int, launches: dict[str, Any], rounds: int,
+    begin: Callable[[str], None],
+) -> Cell:
+    """begin(name) is called before each launch of a shape, which may never end."""
     hand = space.hand_made(d, mask, n)
     batch, heads = max(1, space.tokens // n), space.heads_times_d // d
     judge.case(batch, heads, n, d, mask, space.dtype)
+    begin(hand)
     judge.ask("first", launches[hand])
     once = {}
     for name, launch in launches.items():
+        begin(name)
         try:
             judge.check(launch, space.dtype)
         except Bad as error:
-            raise Bad(f"{space.kernel} {name}, d = {d}, {mask}, N = {n}: {error}") from error
+            raise Wrong(str(error)) from error
         once[name] = judge.ms(launch, 1)
     fastest = min(once.values())
     finalists = [name for name in launches if name == hand or once[name] <= FINALIST * fastest]
@@ -258,6 +274,7 @@ def timed(
     for r in range(rounds + 2):
         random.shuffle(finalists)
         for name in finalists:
+            begin(name)
             one = judge.ms(launches[name], count)
             if r >= 2:  # until then the chip warms up
                 ms[name].append(one)
@@ -276,6 +293,78 @@ def timed(
         "speed_of_hand_made": ratio,
         "once_ms": once,
     }
+
+
+def time_settings(kernel: str, d: int, rounds: int, settings: str, judge: Path, shapes: Sequence[str]) -> None:
+    """A process of its own: a line before each launch, one for each cell."""
+    space = next(s for s in spaces() if s.kernel == kernel)
+    judges = Judge(judge)
+    launches = {Path(shape).stem.removeprefix(f"{kernel}_d{d}_"): launch_of(Path(shape)) for shape in shapes}
+
+    def say(**what: Any) -> None:
+        print(json.dumps(what), flush=True)
+
+    for setting in settings.split(","):
+        mask, n = setting.split(":")
+        random.seed(f"{kernel} {d} {setting}")
+        try:
+            cell = timed(judges, space, d, mask, int(n), launches, rounds, lambda name: say(at=name))
+        except Wrong as error:
+            say(wrong=str(error))
+            return
+        say(cell=cell)
+
+
+def lines_of(command: Sequence[str], patience: float) -> Iterator[str | None]:
+    """What the command prints, and None where it prints nothing for `patience` seconds, which ends it."""
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        said: queue.Queue[str] = queue.Queue()
+
+        def read() -> None:
+            assert process.stdout
+            for line in process.stdout:
+                said.put(line)
+            said.put("")
+
+        threading.Thread(target=read, daemon=True).start()
+        while True:
+            try:
+                line = said.get(timeout=patience)
+            except queue.Empty:
+                process.kill()
+                yield None
+                return
+            if not line:
+                break
+            yield line
+        if process.wait():
+            assert process.stderr
+            raise Bad((process.stderr.read().strip().splitlines() or [f"ends with {process.returncode}"])[-1])
+
+
+def cells_of(space: Space, d: int, libraries: dict[str, Path], judge: Path, rounds: int,
+             dead: Callable[[str, str], None]) -> Iterator[Cell]:
+    """Every setting. A shape that is wrong at one, or never ends there, is out, and dead(name, reason) is told."""
+    left = [(mask, n) for mask in MASKS for n in space.lengths]
+    while left:
+        command = [sys.executable, __file__, "time", space.kernel, str(d), str(rounds),
+                   ",".join(f"{mask}:{n}" for mask, n in left), str(judge), *map(str, libraries.values())]
+        at = reason = ""
+        for line in lines_of(command, PATIENCE):
+            told = json.loads(line) if line else {"wrong": "never ends"}
+            at = told.get("at", at)
+            if "cell" in told:
+                left.pop(0)
+                yield told["cell"]
+            elif "wrong" in told:
+                mask, n = left[0]
+                reason = f"{told['wrong']}, {mask}, N = {n}"
+        if not reason:
+            return
+        if at in {space.hand_made(d, mask, n) for mask, n in left}:
+            raise Bad(f"{space.kernel}, d = {d}: the shape in the code, {at}: {reason}")
+        dead(at, reason)
+        del libraries[at]
 
 
 def chosen_of(cell: dict[str, Any]) -> str:
@@ -418,7 +507,7 @@ def alive(work: Work, gpu: Gpu, out: Path, version: str, judge: Path | None, job
     return libraries
 
 
-def measure(chosen: Sequence[Space], out: Path, rounds: int, seed: int, jobs: int) -> None:
+def measure(chosen: Sequence[Space], out: Path, rounds: int, jobs: int) -> None:
     began = time.monotonic()
     version = compiler()
     out.mkdir(parents=True, exist_ok=True)
@@ -439,13 +528,33 @@ def measure(chosen: Sequence[Space], out: Path, rounds: int, seed: int, jobs: in
         for space in chosen:
             if space.kernel not in every:
                 continue
-            timed_shapes = sum(key[0] == space.kernel for key in libraries)
             data["kernels"][space.kernel] = {
                 "file": space.file,
                 "sources": sources(space.file),
                 "all": len(every[space.kernel]),
-                "timed": timed_shapes,
             }
+        for space in chosen:
+            for d in space.d if space.kernel in every else ():
+                shapes = {
+                    name: path
+                    for (kernel, of, name), path in libraries.items()
+                    if (kernel, of) == (space.kernel, d)
+                }
+
+                def dead(name: str, reason: str, space: Space = space, d: int = d) -> None:
+                    print(f"{space.kernel}, d {d}: {name} {reason}", flush=True)
+                    next(c for c in every[space.kernel] if (c.d, c.name) == (d, name)).dead = reason
+
+                for cell in cells_of(space, d, shapes, judge_library, rounds, dead):
+                    data["cells"].append(cell)
+                    print(
+                        f"{space.kernel}, d {d}, {cell['mask']}, N {cell['N']}: {cell['best']}, the code's is at "
+                        f"{cell['hand_of_best']:.3f} of it ({time.monotonic() - began:.0f} s)",
+                        flush=True,
+                    )
+        for space in chosen:
+            if space.kernel in every:
+                data["kernels"][space.kernel]["timed"] = sum(not c.dead for c in every[space.kernel])
             data["shapes"] += [
                 {
                     "kernel": space.kernel,
@@ -455,26 +564,8 @@ def measure(chosen: Sequence[Space], out: Path, rounds: int, seed: int, jobs: in
                     "registers": c.registers,
                     "dead": c.dead,
                 }
-                for c in every[space.kernel]
+                for c in every.get(space.kernel, ())
             ]
-        random.seed(seed)
-        judge = Judge(judge_library)
-        for space in chosen:
-            for d in space.d if space.kernel in every else ():
-                launches = {
-                    name: launch_of(path)
-                    for (kernel, of, name), path in libraries.items()
-                    if kernel == space.kernel and of == d
-                }
-                for mask in MASKS:
-                    for n in space.lengths:
-                        cell = timed(judge, space, d, mask, n, launches, rounds)
-                        data["cells"].append(cell)
-                        print(
-                            f"{space.kernel}, d {d}, {mask}, N {n}: {cell['best']}, the code's is at "
-                            f"{cell['hand_of_best']:.3f} of it ({time.monotonic() - began:.0f} s)",
-                            flush=True,
-                        )
         names = kept(chosen, data, every, gpu, folder, out, judge_library, jobs)
         write_whole(out / "results.json", json.dumps(data, indent=1) + "\n")
         write_whole(out / "tuned.txt", tuned_file(data, names))
@@ -543,7 +634,6 @@ def tune(words: Sequence[str]) -> None:
     parser.add_argument("--only")
     parser.add_argument("--rounds", type=int, default=11)
     parser.add_argument("--out", type=Path, default=ROOT / "build/tune")
-    parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     options = parser.parse_args(words)
     there = spaces()
@@ -563,7 +653,7 @@ def tune(words: Sequence[str]) -> None:
         alive(work_of(chosen, gpu)[1], gpu, options.out, compiler(), None, options.jobs)
         return None
     if not options.list:
-        return measure(chosen, options.out, options.rounds, options.seed, options.jobs)
+        return measure(chosen, options.out, options.rounds, options.jobs)
     if options.gpu:
         try:
             gpu = gpu_named(options.gpu)
@@ -585,6 +675,8 @@ def main(words: list[str]) -> int:
             source_names(Path(words[1]))
         elif words[:1] == ["verify"]:
             verify(Path(words[1]), Path(words[2]), int(words[3]), words[4].split(","))
+        elif words[:1] == ["time"]:
+            time_settings(words[1], int(words[2]), int(words[3]), words[4], Path(words[5]), words[6:])
         elif words[:1] == ["table"]:
             print(of_page(json.loads(Path(words[1]).read_text(encoding="utf-8"))))
         elif words[:1] == ["write"]:
