@@ -69,7 +69,7 @@ TIMELINE = RESULTS / "timeline.json"
 # Cycles of a step of 128 queries and 128 keys on an SM, d = 128: if all overlaps 2048, if nothing does 3072.
 PREDICTED = {"wgmma": "2048 – 3072", "ring": "2048 – 3072", "specialised": "2048 – 3072"}
 # What ab.py measured, and which of its tables is on which page; of two files that have a table the first counts.
-VARIANTS = {"ab.json": FORWARD, "ab_experiments.json": FORWARD, "ab_backward.json": BACKWARD}
+VARIANTS = {"ab.json": FORWARD, "ab_backward.json": BACKWARD}
 TABLES = {"forward": {"on and off": FORWARD.page, "tiles": FORWARD.page, "ideas of others": FORWARD.page,
                       "fa2": "forward/fa2.md", "rung 10": "forward/10_pingpong.md", "rung 11": "forward/11_overlap.md",
                       "rung 12": "forward/12_rows.md"},

@@ -126,7 +126,7 @@ FORWARD = Ladder(
     ),
     lanes=(("1", 0, ("S", "PV", "softmax")), ("2", 1, ("S", "PV", "softmax"))),
     loads={"K": ("#009e73", "K: asked for until found"), "V": ("#cc79a7", "V: the same"),
-           "": ("#666666", "K and V by one barrier (rung 7)")},
+           "KV": ("#666666", "K and V by one barrier (rung 7)")},
     cycles=9000,
 )
 
@@ -386,7 +386,7 @@ def lane(label: str, y: int, height: int) -> list[str]:
 
 
 def drawn_rung(ladder: Ladder, title: str, rung: dict, y: int) -> tuple[list[str], int]:
-    stamps, first = stamps_of(rung), ladder.bars[0]
+    stamps, first, top = stamps_of(rung), ladder.bars[0], y
     starts = [a for a, _ in spans(stamps, 0, first)]
     begin = starts[min(12, len(starts) // 2)]
     steps = sorted(b - a for a, b in zip(starts, starts[1:]))
@@ -410,7 +410,7 @@ def drawn_rung(ladder: Ladder, title: str, rung: dict, y: int) -> tuple[list[str
             rows += bars(spans(stamps, who, of[name]), begin, ladder.cycles, y + 1, LANE - 2, of[name].colour)
             y += LANE
         y += 6
-    return rows, y + 16
+    return rows, max(y, top + 60) + 16  # three lines of text stand beside them
 
 
 def draw(source: Path, target: Path) -> None:

@@ -42,11 +42,8 @@ STAGES = {"04": "04_cuda_forward", "05": "05_cuda_backward", "06": "06_optimized
 RECORDED = {  # output of a step: where 06's results keep it
     "kernels.json": "kernels.json", "timeline.json": "timeline.json",
     "timeline_backward.json": "timeline_backward.json", "ab_forward.json": "ab.json",
-    "ab_backward.json": "ab_backward.json", "ab_experiments.json": "ab_experiments.json",
+    "ab_backward.json": "ab_backward.json",
     "faults.json": "faults.json", "table.json": "table/table.json"}
-# Variants that rungs' pages ask for, and ideas of others.
-EXPERIMENTS = ("two_dimensions", "K_transposed", "stages_3", "stages_4", "lock", "lock_without_borders",
-               "borders_without_lock", "overlap_without_turns", "rows_without_turns")
 PART = "{part}"  # in a command: the output until the step has ended well
 
 Command = tuple[str, ...]
@@ -114,8 +111,6 @@ def measuring(build: Path) -> list[Step]:
               for ladder, output in (("forward", "timeline.json"), ("backward", "timeline_backward.json"))]
     steps += [Step(f"06-ab-{kernel}", (python(check / "ab.py", "measure", PART, "--kernel", kernel),),
                    f"ab_{kernel}.json", ("gpu", "nvcc", "torch")) for kernel in ("forward", "backward")]
-    steps.append(Step("06-ab-experiments", (python(check / "ab.py", "measure", PART, "--only", ",".join(EXPERIMENTS)),),
-                      "ab_experiments.json", ("gpu", "nvcc", "torch")))
     steps.append(Step("table", (python(ROOT / "06_optimized" / "check" / "measure_table.py", build, PART),), "table.json", ("gpu", "torch"),
                       built(STAGES["05"], "stage05_peer", library=True) | peer, resumes=True))
     faults = python(check / "faults.py", "measure", build, PART)
@@ -145,7 +140,7 @@ def drawing(out: Path) -> list[Step]:
         if machine := source and context(source).get("machine"):
             draw += ("--results-name", f"{machine}.json")
         if number == "06":
-            record += copied("kernels.json", "ab_forward.json", "ab_backward.json", "ab_experiments.json")
+            record += copied("kernels.json", "ab_forward.json", "ab_backward.json")
         steps += [Step(f"charts-record-{number}", record)] * bool(record)
         steps.append(Step(f"charts-{number}", (draw,), needs=("matplotlib",)))
     timelines = ("timeline.json", "timeline_backward.json")

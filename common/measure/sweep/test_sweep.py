@@ -137,7 +137,7 @@ class Steps(InFolder):
                 self.assertTrue(all(path.is_file() for path in scripts), words)
                 self.assertTrue(step.written_to or PART in words, words)
         self.assertEqual([step.name for step in chosen(steps, ["04", "06-ab", "table"])],
-                         ["04-bench", "04-peers", "06-ab-forward", "06-ab-backward", "06-ab-experiments", "table"])
+                         ["04-bench", "04-peers", "06-ab-forward", "06-ab-backward", "table"])
         self.assertEqual(chosen(steps, ["0"]), [])
 
     def test_what_is_measured_is_recorded_and_then_drawn(self) -> None:
