@@ -28,6 +28,34 @@ std::string Spec::name() const {
   return s.str();
 }
 
+std::vector<Spec> walk_specs(std::int64_t multiple) {
+  std::vector<Spec> specs;
+  const auto add = [&](std::int64_t Nq, std::int64_t Nk, std::int64_t d, std::int64_t B,
+                       std::int64_t Hq, std::int64_t Hkv, Causal causal) -> Spec& {
+    Spec s;
+    s.p.B = B, s.p.Hq = Hq, s.p.Hkv = Hkv, s.p.Nq = Nq, s.p.Nk = Nk;
+    s.p.d = (d + multiple - 1) / multiple * multiple;
+    s.p.causal = causal;
+    s.seed = specs.size() + 1;
+    return specs.emplace_back(s);
+  };
+  using enum Causal;
+  add(1, 1, 8, 1, 1, 1, none);
+  add(37, 70, 16, 1, 2, 1, none);
+  add(70, 37, 24, 2, 2, 2, top_left);
+  add(33, 97, 8, 1, 4, 2, bottom_right);
+  add(97, 33, 40, 1, 1, 1, bottom_right);  // the first rows see nothing
+  add(64, 128, 32, 1, 1, 1, top_left);
+  add(130, 131, 16, 1, 1, 1, bottom_right);
+  add(40, 70, 16, 3, 2, 1, none).lengths = {70, 33, 0};
+  add(70, 70, 16, 3, 1, 1, bottom_right).lengths = {1, 64, 70};  // rows that see nothing
+  add(50, 60, 16, 2, 2, 1, bottom_right).layout.order = Layout::Order::BNHD;
+  Spec& gaps = add(50, 60, 13, 2, 2, 1, top_left);
+  gaps.layout.gap = 3, gaps.layout.offset = 1;
+  add(50, 60, 16, 1, 4, 1, none).p.scale = 0.7;
+  return specs;
+}
+
 namespace {
 
 template <class T>
@@ -131,13 +159,14 @@ ForwardCall<T> ForwardCase<T>::call() {
 
 template <class T>
 std::string ForwardCase<T>::verdict() {
-  return verdict(oracle_forward(p, to_array(Q), to_array(K), to_array(V), rounding<T>()));
+  return verdict(
+      oracle_forward(p, to_array(Q), to_array(K), to_array(V), rounding<T>(), spec.hooks));
 }
 
 template <class T>
 std::string ForwardCase<T>::verdict(const std::vector<std::int64_t>& rows) {
-  const std::string text =
-      verdict(oracle_rows(p, to_array(Q), to_array(K), to_array(V), rows, rounding<T>()));
+  const std::string text = verdict(
+      oracle_rows(p, to_array(Q), to_array(K), to_array(V), rows, rounding<T>(), spec.hooks));
   std::int64_t no_numbers = 0;
   O.for_each([&](auto b, auto h, auto i, auto x) {
     no_numbers += std::isnan(O.at(b, h, i, x)) || (want_lse_ && std::isnan(LSE.at(b, h, i)));
@@ -195,7 +224,7 @@ BackwardCase<T>::BackwardCase(const Spec& s) : BackwardCase(s, Inputs{}) {
 
 template <class T>
 void BackwardCase<T>::fill_context() {
-  const ForwardOracle f = oracle_forward(p, to_array(Q), to_array(K), to_array(V));
+  const ForwardOracle f = oracle_forward(p, to_array(Q), to_array(K), to_array(V), {}, spec.hooks);
   O.fill([&](auto b, auto h, auto i, auto x) { return f.O.at(b, h, i, x); });
   LSE.fill([&](auto b, auto h, auto i, auto) { return f.LSE.at(b, h, i); });
 }
@@ -223,8 +252,8 @@ BackwardCall<T> BackwardCase<T>::call() {
 
 template <class T>
 std::string BackwardCase<T>::verdict() {
-  const BackwardOracle want =
-      oracle_backward(p, to_array(Q), to_array(K), to_array(V), to_array(dO), rounding<T>());
+  const BackwardOracle want = oracle_backward(p, to_array(Q), to_array(K), to_array(V),
+                                              to_array(dO), rounding<T>(), spec.hooks);
   return Comparison::reports({compare_gradient("dQ", dQ, want.dQ, want, want.eQ),
                               compare_gradient("dK", dK, want.dK, want, want.eK),
                               compare_gradient("dV", dV, want.dV, want, want.eV)}) +
@@ -236,7 +265,7 @@ std::string BackwardCase<T>::verdict(const std::vector<std::int64_t>& queries,
                                      const std::vector<std::int64_t>& keys) {
   const BackwardRowsOracle want = oracle_backward_rows(
       p, {to_array(Q), to_array(K), to_array(V), to_array(O), to_array(dO), to_array(LSE)}, queries,
-      keys, rounding<T>());
+      keys, rounding<T>(), spec.hooks);
   return compare_rows("dQ", dQ, want.dQ, want.A) + compare_rows("dK", dK, want.dK, want.A) +
          compare_rows("dV", dV, want.dV, want.A) + check_memory_untouched();
 }

@@ -19,10 +19,16 @@ struct Spec {
   Layout layout = {};
   std::vector<std::int64_t> lengths = {};  // empty, or one per batch entry
   std::uint64_t seed = 1;
+  Hooks hooks = {};  // what is not plain attention; not in the name
 
   // "B2 Hq4 Hkv2 Nq17 Nk65 d8 top_left normal": unique enough to run this case alone.
   std::string name() const;
 };
+
+// What a kernel of 06_optimized/beyond is tried on, besides its own cases: ragged sizes, groups of
+// heads, both causal alignments, key lengths, rows that see nothing, layouts. d is a multiple of
+// `multiple` and at most 40.
+std::vector<Spec> walk_specs(std::int64_t multiple = 1);
 
 // The double-precision copy that the oracle reads.
 template <class T>

@@ -2,6 +2,7 @@
 // shares no code with any stage and is never timed.
 #pragma once
 #include <cstdint>
+#include <functional>
 #include <vector>
 
 #include "common/core/problem.hpp"
@@ -48,6 +49,24 @@ struct Spread {
   Array most, square;
 };
 
+// What a kernel of 06_optimized/beyond adds to plain attention; what is left out is plain. Asked for
+// batch b, query head h, query i and key j.
+struct Hooks {
+  using Index = std::int64_t;
+  template <class R>
+  using OfPair = std::function<R(Index b, Index h, Index i, Index j)>;
+  using OfScore = std::function<double(double s, Index b, Index h, Index i, Index j)>;
+
+  OfPair<bool> visible;                          // besides the problem's own mask
+  OfScore score;                                 // instead of s = scale q . k
+  OfScore slope;                                 // the derivative of score by s; left out: 1
+  OfPair<double> keep;                           // O = sum_j keep P_ij V_j: 0, or 1 / (1 - p)
+  std::function<double(Index b, Index h)> sink;  // one more logit in the denominator, with no value
+
+  // What oracle_backward finds on its way: dS_ij, the gradient by what score() returns.
+  std::function<void(Index b, Index h, Index i, Index j, double dS)> each;
+};
+
 // Row r of every array below is query rows[r].
 struct ForwardOracle {
   std::vector<std::int64_t> rows;
@@ -60,6 +79,7 @@ struct ForwardOracle {
 
 struct BackwardOracle {
   Array dQ, dK, dV;
+  Array dsink;        // [1, Hq, 1, 1], summed over the batch
   double A = 0;       // the largest A of all rows
   double noise = 0;   // largest term that cancels in dS = P (dP - D): what rounding acts on
   Spread eQ, eK, eV;  // from rounding every P_ij, dS_ij and, in D = dO . O, O_ix
@@ -86,23 +106,27 @@ struct BackwardRowsOracle {
 
 // May query i of batch b see key j? Written from the definitions, not from fa::Mask.
 bool sees(const Problem& p, std::int64_t b, std::int64_t i, std::int64_t j);
+bool sees(const Problem& p, const Hooks& hooks, std::int64_t b, std::int64_t h, std::int64_t i,
+          std::int64_t j);
 
 // `rounding` is that of the type under test: it says nothing of the result, only of its tolerance.
 ForwardOracle oracle_forward(const Problem& p, const Array& Q, const Array& K, const Array& V,
-                             const Rounding& rounding = {});
+                             const Rounding& rounding = {}, const Hooks& hooks = {});
 
 // Only some queries (the same ones in every head), so that long sequences stay cheap.
 ForwardOracle oracle_rows(const Problem& p, const Array& Q, const Array& K, const Array& V,
-                          std::vector<std::int64_t> rows, const Rounding& rounding = {});
+                          std::vector<std::int64_t> rows, const Rounding& rounding = {},
+                          const Hooks& hooks = {});
 
 BackwardOracle oracle_backward(const Problem& p, const Array& Q, const Array& K, const Array& V,
-                               const Array& dO, const Rounding& rounding = {});
+                               const Array& dO, const Rounding& rounding = {},
+                               const Hooks& hooks = {});
 
 // Only some queries' dQ and some keys' dK and dV, so that long sequences stay cheap. With O and LSE
 // given, D_i = dO_i . O_i and P_ij = exp(s_ij - LSE_i) need no other pair's scores.
 BackwardRowsOracle oracle_backward_rows(const Problem& p, const BackwardInputs& in,
                                         std::vector<std::int64_t> queries,
                                         std::vector<std::int64_t> keys,
-                                        const Rounding& rounding = {});
+                                        const Rounding& rounding = {}, const Hooks& hooks = {});
 
 }  // namespace fa::judge

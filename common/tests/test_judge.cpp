@@ -269,6 +269,80 @@ TEST(Oracle, BackwardIsTheDerivativeOfItsForward) {
   }
 }
 
+// All hooks at once: a window, softcap and a bias, dropout, a sink. O and LSE by hand, gradients by
+// differences, dS by the bias's.
+TEST(Oracle, HooksChangeTheProblemAndItsGradients) {
+  const Problem p = shape(4, 5, 3, 1, 2, 1, Causal::bottom_right);
+  Array Q = random_array(1, 2, 4, 3, 1), K = random_array(1, 1, 5, 3, 2);
+  Array V = random_array(1, 1, 5, 3, 3), bias = random_array(1, 2, 4, 5, 5);
+  const Array dO = random_array(1, 2, 4, 3, 4);
+  std::vector<double> sink = {0.3, -0.8};
+  Array dbias(1, 2, 4, 5);
+  Hooks hooks;
+  hooks.visible = [](Int, Int, Int i, Int j) { return j >= i - 1; };
+  hooks.score = [&](double s, Int b, Int h, Int i, Int j) {
+    return 2 * std::tanh(s / 2) + bias.at(b, h, i, j);
+  };
+  hooks.slope = [](double s, Int, Int, Int, Int) { return 1 - std::pow(std::tanh(s / 2), 2); };
+  hooks.keep = [](Int, Int h, Int i, Int j) { return (h + i + j) % 3 == 0 ? 0 : 1.5; };
+  hooks.sink = [&](Int, Int h) { return sink[static_cast<std::size_t>(h)]; };
+  hooks.each = [&](Int b, Int h, Int i, Int j, double dS) { dbias.at(b, h, i, j) = dS; };
+
+  const ForwardOracle f = oracle_forward(p, Q, K, V, {}, hooks);
+  for (Int h = 0; h < 2; ++h)
+    for (Int i = 0; i < 4; ++i) {
+      double l = std::exp(sink[static_cast<std::size_t>(h)]), o = 0;
+      for (Int j = std::max<Int>(0, i - 1); j <= i + 1; ++j) {  // bottom right: 5 keys, 4 queries
+        double s = 0;
+        for (Int x = 0; x < 3; ++x) s += Q.at(0, h, i, x) * K.at(0, 0, j, x) / std::sqrt(3.0);
+        const double weight = std::exp(hooks.score(s, 0, h, i, j));
+        l += weight;
+        o += hooks.keep(0, h, i, j) * weight * V.at(0, 0, j, 2);
+      }
+      EXPECT_NEAR(f.O.at(0, h, i, 2), o / l, 1e-13);
+      EXPECT_NEAR(f.LSE.at(0, h, i), std::log(l), 1e-13);
+    }
+
+  const BackwardOracle g = oracle_backward(p, Q, K, V, dO, {}, hooks);
+  const auto loss = [&] {
+    const ForwardOracle now = oracle_forward(p, Q, K, V, {}, hooks);
+    double sum = 0;
+    for (std::size_t n = 0; n < dO.data.size(); ++n) sum += dO.data[n] * now.O.data[n];
+    return sum;
+  };
+  const auto check = [&](std::vector<double>& x, const Array& gradient) {
+    std::vector<double*> elements;
+    for (double& e : x) elements.push_back(&e);
+    const std::vector<double> want = central_differences(elements, loss);
+    for (std::size_t n = 0; n < want.size(); ++n) EXPECT_NEAR(gradient.data[n], want[n], 1e-8);
+  };
+  check(Q.data, g.dQ);
+  check(K.data, g.dK);
+  check(V.data, g.dV);
+  check(bias.data, dbias);
+  check(sink, g.dsink);
+
+  hooks.each = nullptr;
+  const BackwardInputs in{Q, K, V, f.O, dO, f.LSE};
+  const BackwardRowsOracle some = oracle_backward_rows(p, in, {3, 1}, {2, 4}, {}, hooks);
+  for (Int x = 0; x < 3; ++x) {
+    EXPECT_NEAR(some.dQ.value.at(0, 1, 0, x), g.dQ.at(0, 1, 3, x), 1e-13);
+    EXPECT_NEAR(some.dK.value.at(0, 0, 0, x), g.dK.at(0, 0, 2, x), 1e-13);
+    EXPECT_NEAR(some.dV.value.at(0, 0, 1, x), g.dV.at(0, 0, 4, x), 1e-13);
+  }
+}
+
+// A row that sees no key but has a sink: O = 0, and the denominator is the sink alone.
+TEST(Oracle, ASinkAloneTakesAll) {
+  Hooks hooks;
+  hooks.visible = [](Int, Int, Int, Int) { return false; };
+  hooks.sink = [](Int, Int) { return 1.25; };
+  const Array X = random_array(1, 1, 2, 3, 1);
+  const ForwardOracle f = oracle_forward(shape(2, 2, 3), X, X, X, {}, hooks);
+  EXPECT_EQ(f.O.at(0, 0, 1, 2), 0);
+  EXPECT_EQ(f.LSE.at(0, 0, 1), 1.25);
+}
+
 TEST(Oracle, SampledGradientsAreThoseOfTheWhole) {
   const Int queries = 13, keys = 11;
   for (Causal c : {Causal::none, Causal::top_left, Causal::bottom_right}) {
