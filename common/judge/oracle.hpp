@@ -49,8 +49,8 @@ struct Spread {
   Array most, square;
 };
 
-// What a kernel of 06_optimized/beyond adds to plain attention; what is left out is plain. Asked for
-// batch b, query head h, query i and key j.
+// What a kernel of 06_optimized/beyond adds to plain attention; what is left out is plain. Each is
+// asked for batch b, query head h, query i and key j.
 struct Hooks {
   using Index = std::int64_t;
   template <class R>
