@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cmath>
 #include <csignal>
 #include <cstdlib>
@@ -311,8 +312,8 @@ TEST(Oracle, HooksChangeTheProblemAndItsGradients) {
     return sum;
   };
   const auto check = [&](std::vector<double>& x, const Array& gradient) {
-    std::vector<double*> elements;
-    for (double& e : x) elements.push_back(&e);
+    std::vector<double*> elements(x.size());
+    std::transform(x.begin(), x.end(), elements.begin(), [](double& e) { return &e; });
     const std::vector<double> want = central_differences(elements, loss);
     for (std::size_t n = 0; n < want.size(); ++n) EXPECT_NEAR(gradient.data[n], want[n], 1e-8);
   };
