@@ -122,8 +122,8 @@ __global__ void __launch_bounds__(threads, Sizes::blocks)
     if (n < end) load<D, Bc>(to, X.sixteen(first), 0, there, d, aligned);
     cp_async_commit();
   };
-  const auto Q = [&](int r) { return t.Q.at(work.b, work.head(p, r), work.query(p, r)); };
-  load<D, Br / warps>(Qi, Q, warp * (Br / warps), rows, d, aligned);
+  const auto row_of_Q = [&](int r) { return t.Q.at(work.b, work.head(p, r), work.query(p, r)); };
+  load<D, Br / warps>(Qi, row_of_Q, warp * (Br / warps), rows, d, aligned);
   cp_async_commit();
 #pragma unroll
   for (int n = 0; n < stages; ++n) {
