@@ -1248,6 +1248,38 @@ def backward_block() -> None:
     p.write()
 
 
+def decode() -> None:
+    p = Picture(
+        "decode",
+        "The keys of one head, split in four parts",
+        "The keys of a head are a row of tiles. Four blocks take a quarter each. Each leaves O_s and L_s. The merge weighs"
+        " O_s by exp(L_s − L) and adds them up. Below, the same keys in pages: a table says which page holds which tile.",
+        "One head, four parts",
+        372,
+    )
+    left, width, parts, tiles = 40.0, 680.0, 4, 16
+    colours = (BLUE, ORANGE, GREEN, PURPLE)
+    w = width / tiles
+    p.text(left, 62, "the keys of a sequence, in tiles", 12, fill=MUTED)
+    for n in range(tiles):
+        p.box(left + n * w, 70, w - 4, 26, colours[n * parts // tiles], 0.4, str(n), 11)
+    for s in range(parts):
+        x = left + (s + 0.5) * width / parts
+        p.arrow(x, 100, x, 120)
+        p.box(x - 66, 122, 132, 40, colours[s], 0.25, f"block {s}", 13, "attention over its keys")
+        p.arrow(x, 164, x, 184)
+        p.box(x - 40, 186, 80, 26, colours[s], 0.25, f"O{'₀₁₂₃'[s]}, L{'₀₁₂₃'[s]}", 13)
+        p.line(f"M{x:g} 212 L{x:g} 226 L{left + width / 2:g} 226", MUTED, 1.2)
+    p.arrow(left + width / 2, 226, left + width / 2, 240)
+    p.box(left + 150, 242, width - 300, 32, GREY, 0.2, "merge: L = log Σ exp(Lₛ),  O = Σ exp(Lₛ − L) Oₛ", 14)
+    order = (9, 2, 14, 5, 0, 11, 7, 12, 3, 15, 6, 1, 13, 8, 4, 10)
+    p.text(left, 306, "in pages: the table says where a tile lies", 12, fill=MUTED)
+    for place, n in enumerate(order):
+        p.box(left + place * w, 314, w - 4, 26, colours[n * parts // tiles], 0.4, str(n), 11)
+    p.text(left, 360, f"table: 0 → {order.index(0)}, 1 → {order.index(1)}, 2 → {order.index(2)}, …", 12, fill=MUTED)
+    p.write()
+
+
 def main() -> None:
     for draw in (
         tiny,
@@ -1270,6 +1302,7 @@ def main() -> None:
         backward_roof,
         backward_steps,
         backward_block,
+        decode,
     ):
         draw()
 

@@ -12,7 +12,9 @@
 # For kernels of tensor cores, built by nvcc for the GPU, and for the CPU, where ptx/on_cpu/ says what each instruction
 # does. Makes, for stage 06, of what check/ holds:
 #   stage06_on_gpu         the library
-#   stage06_on_gpu_tests   check/test.cpp and check/test_*.cpp, registered as stage06.on_gpu.*
+#   stage06_on_gpu_tests   check/test.cpp, check/test_*.cpp and beyond/*/check/test.cpp, registered as stage06.on_gpu.*
+#   stage06_on_cpu_tests   the same on the CPU: stage06.on_cpu.*; those of a walk, beyond/NAME, whose tests are NAME.*,
+#                          as stage06.beyond.NAME.*
 #   stage06_ptx_tests      registered as stage06.ptx.*
 #   stage06_layouts_tests  check/test_layouts.cpp: host code, built everywhere; stage06.layouts.*
 #   stage06_bench, stage06_peer
@@ -88,7 +90,9 @@ macro(fa_ladder_on_cpu)
   if(BUILD_TESTING AND EXISTS ${CMAKE_CURRENT_SOURCE_DIR}/check/test.cpp)
     file(GLOB more CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/check/test_*.cpp)
     list(REMOVE_ITEM more ${CMAKE_CURRENT_SOURCE_DIR}/check/test_layouts.cpp)
-    if(FA_SANITIZE)  # there only Times runs, see below
+    fa_ladder_walks(walks tests_of_walks)
+    list(APPEND more ${tests_of_walks})
+    if(FA_SANITIZE)  # there only Times and the walks run, see below
       list(REMOVE_ITEM more ${CMAKE_CURRENT_SOURCE_DIR}/check/test_tiles.cpp)
     endif()
     add_library(${stage}_on_cpu_check OBJECT check/test.cpp check/times.cpp ${more})
@@ -107,12 +111,18 @@ macro(fa_ladder_on_cpu)
       list(TRANSFORM S_MIDDLE APPEND .${family} OUTPUT_VARIABLE these)
       list(APPEND out ${these})
     endforeach()
+    list(TRANSFORM walks APPEND .* OUTPUT_VARIABLE of_walks)
+    list(APPEND out ${of_walks})
     list(JOIN out ":" filter)
     string(PREPEND filter "-")
     if(FA_SANITIZE)  # the suite knows no half types there; how threads meet is a matter of times, not of sizes
       set(filter "Times.*")
     endif()
     fa_discover(${stage}_on_cpu_tests ${stage}.on_cpu ${stage} 120 NO_PRETTY_VALUES TEST_FILTER "${filter}")
+    if(walks)
+      list(JOIN of_walks ":" filter)
+      fa_discover(${stage}_on_cpu_tests ${stage}.beyond ${stage} 60 NO_PRETTY_VALUES TEST_FILTER "${filter}")
+    endif()
 
     # Of single instructions, and of the rules that they obey: who calls tells the lines.
     set(parts ptx)
@@ -136,6 +146,14 @@ macro(fa_ladder_on_cpu)
     endif()
   endif()
 endmacro()
+
+# The walks of beyond/ by name, and the files of their tests.
+function(fa_ladder_walks names files)
+  file(GLOB found CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/beyond/*/check/test.cpp)
+  string(REGEX REPLACE "[^;]*/beyond/([^/;]+)/check/test[.]cpp" "\\1" walks "${found}")
+  set(${names} ${walks} PARENT_SCOPE)
+  set(${files} ${found} PARENT_SCOPE)
+endfunction()
 
 # They quote what the emulator finds, so they need its hooks.
 macro(fa_ladder_programs)
@@ -194,7 +212,8 @@ macro(fa_ladder_kernels)
     # check/test_backward.cpp and the like; not that of host code, which has its own program.
     file(GLOB more CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/check/test_*.cpp)
     list(REMOVE_ITEM more ${CMAKE_CURRENT_SOURCE_DIR}/check/test_layouts.cpp)
-    add_library(${library}_check OBJECT check/test.cpp ${more})
+    fa_ladder_walks(walks tests_of_walks)
+    add_library(${library}_check OBJECT check/test.cpp ${more} ${tests_of_walks})
     target_link_libraries(${library}_check PUBLIC ${library} fa_suite ${S_PREVIOUS} PRIVATE fa_warnings)
     target_compile_options(${library}_check PRIVATE ${FA_COMPILED_FAST})
     fa_ladder_on_gpu_tests(${library}_tests "" "")
@@ -327,10 +346,12 @@ function(fa_ladder_on_cpu_tests target replaced replacements)
   target_link_libraries(${target} PRIVATE fa_suite fa_emulator ${previous_on_cpu})
 endfunction()
 
-# The family of the conformance suite that tests a kernel: forward/1_mma.cu is mma, backward/1_mma.cu backward_mma.
+# The tests of a kernel: forward/1_mma.cu has mma.*, backward/1_mma.cu backward_mma.*; of the conformance suite. All
+# kernels of a walk, beyond/NAME, have NAME.*
 function(fa_ladder_family result file)
   string(REGEX REPLACE "^forward/([0-9]+_)?|[.]cu$" "" family ${file})
   string(REGEX REPLACE "^backward/([0-9]+_)?" "backward_" family ${family})
+  string(REGEX REPLACE "^beyond/([^/]+)/.*" "\\1" family ${family})
   set(${result} ${family} PARENT_SCOPE)
 endfunction()
 

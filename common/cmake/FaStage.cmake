@@ -220,8 +220,9 @@ function(fa_stage_benchmark stage library)
   if(S_CUDA)
     target_link_libraries(${stage}_bench PRIVATE fa_gpu_bench)
     set_target_properties(${stage}_bench PROPERTIES LINKER_LANGUAGE CXX)
-    # The kernels as C functions, for check/peers.py.
-    add_library(${stage}_peer SHARED check/peer.cpp)
+    # The kernels as C functions, for check/peers.py; of 06 also those of its walks.
+    file(GLOB peers CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/beyond/*/check/peer.cpp)
+    add_library(${stage}_peer SHARED check/peer.cpp ${peers})
     set_target_properties(${stage}_peer PROPERTIES LINKER_LANGUAGE CXX)
     target_compile_definitions(${stage}_peer PRIVATE
       FA_COMPILER="nvcc ${CMAKE_CUDA_COMPILER_VERSION}, ${CMAKE_CXX_COMPILER_ID} ${CMAKE_CXX_COMPILER_VERSION}"

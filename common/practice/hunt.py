@@ -10,7 +10,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 import progress
-from ladder import SPARED, family
+from ladder import SPARED, family, tiles
 from marks import stage_of  # puts common/judge on the path
 from mutants import Mutant, apply, find, parse
 from source import LEXEME, Bad, Parser, run, unmarked, write_whole
@@ -79,7 +79,7 @@ def tests_for(stage: Path, program: Path, mutant: Mutant) -> str:
         return "*"
     tests = family(mutant.source)
     spared = [one for one in SPARED.split(":") if not fnmatchcase(mutant.kills, one)]
-    return f"{tests}.*:Tiles.*/{tests}:{mutant.kills}" + ("-" + ":".join(spared) if "on_cpu" in program.name else "")
+    return f"{tests}.*:{tiles(mutant.source)}:{mutant.kills}" + ("-" + ":".join(spared) if "on_cpu" in program.name else "")
 
 
 def judge(stage: Path, build: Path, no_kernels: str, verbose: bool) -> int:

@@ -25,8 +25,17 @@ LIMIT = 8.0     # seconds for a test; the emulator itself ends a deadlock at onc
 
 
 def family(kernel: str) -> str:
-    """The tests of a ladder's kernel: forward/1_mma.cu has mma.*, backward/1_mma.cu backward_mma.*"""
+    """The tests of a ladder's kernel: forward/1_mma.cu has mma.*, backward/1_mma.cu backward_mma.*; all kernels of a walk
+    of beyond/ have NAME.*"""
+    if kernel.startswith("beyond/"):
+        return kernel.split("/")[1]
     return re.sub(r"^.*/(\d+_)?", "backward_" if kernel.startswith("backward/") else "", kernel.removesuffix(".cu"))
+
+
+def tiles(kernel: str) -> str:
+    """The first of them: small, with a few tiles."""
+    of = family(kernel)
+    return f"{of}.Tiles*" if kernel.startswith("beyond/") else f"Tiles.*/{of}"
 
 
 def said(suite: Suite) -> list[str]:
@@ -77,12 +86,12 @@ class Ladder:
 
     def judge_kernels(self, exe: Path, woven: bool) -> None:
         names = ":".join(f"{family(c.name)}.*" for c in self.kernels())
-        tiles = ":".join(f"Tiles.*/{family(c.name)}" for c in self.kernels())
+        first = ":".join(tiles(c.name) for c in self.kernels())
         time: dict[str, str] = {}
-        suite = run_suite(exe, tiles, limit=LIMIT)
+        suite = run_suite(exe, first, limit=LIMIT)
         self.cut_short = not suite.ok
         if suite.ok:
-            runs = [(f"{names}-{SPARED}", time), *((tiles, {"FA_TIMING": t}) for t in (() if self.empty else TIMES))]
+            runs = [(f"{names}-{SPARED}", time), *((first, {"FA_TIMING": t}) for t in (() if self.empty else TIMES))]
             with ThreadPoolExecutor(len(runs)) as pool:
                 suites = list(pool.map(lambda run: run_suite(exe, run[0], env=run[1], limit=LIMIT), runs))
             for (_, time), more in zip(runs, suites):

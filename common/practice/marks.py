@@ -39,7 +39,8 @@ from source import (LABEL, LEXEME, MARK, Bad, Parser, bare, declared, for_one_ty
 
 LEVELS = (1, 2, 3)
 SUFFIXES = (".cpp", ".cu", ".hpp", ".cuh")
-FOLDERS = (".", "fast", "warmup", "ladder", "ptx", "ptx/on_cpu", "forward", "backward")   # of a stage: where lessons and chapters lie
+# Of a stage: where lessons and chapters lie.
+FOLDERS = (".", "fast", "warmup", "ladder", "ptx", "ptx/on_cpu", "forward", "backward", "beyond", "beyond/*")
 STAGE = re.compile(r"\d\d_\w+")
 FORM = re.compile(r"// \[(?:(?:step (?P<step>\d\d\.\d+)|more (?P<more>\d\d\.[a-z]))"
                   r"(?: \((?P<equations>\d+(?:, \d+)*)\))?: (?P<text>.+?)"
@@ -422,7 +423,7 @@ def stage_of(folder: Path) -> Path:
 
 def marked_lessons(stage: Path) -> list[Lesson]:
     """The lessons with marks, in the order of their first steps."""
-    files = [f for sub in FOLDERS for f in sorted((stage / sub).glob("*")) if f.suffix in SUFFIXES]
+    files = [f for sub in FOLDERS for f in sorted(stage.glob(f"{sub}/*")) if f.suffix in SUFFIXES]
     found = [load(stage, f) for f in files if MARK.search(f.read_text(encoding="utf-8"))]
     return sorted(found, key=lambda x: min((int(s.name[3:]) for s in x.holes(1)), default=1 << 30))
 
@@ -465,7 +466,7 @@ def generated(stage: Path, names: list[str]) -> dict[Path, str]:
     for file in (stage / "exercise").rglob("*"):
         if file.suffix in SUFFIXES and file not in wanted:
             raise Bad(f"{stage.name}/exercise/{file.name}: its lesson has no step; delete it")
-    for chapter in (c for sub in FOLDERS for c in sorted((stage / sub).glob("*.md"))):
+    for chapter in (c for sub in FOLDERS for c in sorted(stage.glob(f"{sub}/*.md"))):
         label = f"{stage.name}/{chapter.relative_to(stage).as_posix()}"
         text = chapter.read_text(encoding="utf-8")
         wanted[chapter] = fill_quotations(stage, label, text, steps)

@@ -340,7 +340,8 @@ def has_barriers(mine: list[Copy]) -> bool:
 
 
 def advise(wish: Wish, mine: list[Copy], verdict: Verdict | None) -> None:
-    hints = "exercises.md" if (wish.stage / "exercises.md").exists() else "README.md, 'Your turn'"
+    walks = [c.name.rpartition("/")[0] for c in mine if c.name.startswith("beyond/")]
+    hints = f"{walks[0]}/README.md" if walks else "exercises.md" if (wish.stage / "exercises.md").exists() else "README.md, 'Your turn'"
     ways = [f"hints: {wish.stage.name}/{hints}"]
     launched = not verdict or not any(line.startswith("never launched") for line in verdict.lines)
     if verdict and verdict.written and launched and has_barriers(mine) and not (verdict.suite and verdict.suite.ok):

@@ -7,7 +7,7 @@ import textwrap
 import unittest
 from pathlib import Path
 
-from ladder import Ladder, family  # puts common/judge on the path
+from ladder import Ladder, family, tiles  # puts common/judge on the path
 from marks import Lesson, Region
 from verdict import Copy
 from weave import Notes
@@ -54,6 +54,7 @@ class LadderTest(unittest.TestCase):
 
     def test_family(self) -> None:
         self.assertEqual([family(x) for x in ("forward/hopper.cu", "backward/1_mma.cu")], ["hopper", "backward_mma"])
+        self.assertEqual([family("beyond/decode/tiled.cu"), tiles("beyond/decode/tiled.cu")], ["decode", "decode.Tiles*"])
 
     def test_all_is_right(self) -> None:
         ladder = self.judged()

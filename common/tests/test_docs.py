@@ -92,6 +92,7 @@ def main() -> int:
             if check.returncode:
                 problems.append(check.stderr.strip())
         rungs = [(page, 500) for page in sorted((stage / "ladder").glob("*.md"))]
+        rungs += [(page, 900) for page in sorted(stage.glob("beyond/*/README.md"))]
         long = [(stage / "README.md", 3000), (stage / "ptx" / "on_cpu" / "README.md", 3000)]
         for page, limit in (*long, (stage / "warmup" / "README.md", 2000), *rungs):
             count = words(page.read_text(encoding="utf-8")) if page.is_file() else 0

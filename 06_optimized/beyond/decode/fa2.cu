@@ -1,0 +1,335 @@
+// FlashAttention-2's loop for one to eight new queries a sequence. There are few rows, 16 in a
+// tile, so the four warps of a block own keys, not rows: of a tile of 64 keys each takes 16, with
+// m, l and O of its own. It waits for nobody: it copies its own keys, into its own buffers. At the
+// end the warps' results are merged as those of the parts are.
+//
+// A key costs 4 d bytes to read, and 4 d FLOP for each row; with 4 rows, 4 FLOP for a byte, where
+// an H200 could make 200. So the kernel is about bytes under way: at d = 128 two stages of K and V,
+// 64 KiB a block, 192 KiB an SM, from which a warp takes 4 KiB at a time. Little's law asks for
+// bandwidth times latency: some 36 bytes a nanosecond and SM, for about 700 ns: 25 KiB.
+//
+//   Tile        what fits for d <= 64, 128 and 256
+//   at          the place of a chunk; of its neighbours along d, one xor away, for ldmatrix
+//   load        rows by cp.async, or number by number if addresses are no multiples of 16 bytes
+//   fa2_kernel  Q_i; step for step the keys of the part; the warps' O_i together
+#include "06_optimized/beyond/decode/cache.cuh"
+#include "06_optimized/optimized.hpp"
+#include "06_optimized/ptx/fragments.hpp"
+#include "06_optimized/ptx/mma.cuh"
+#include "common/core/cp_async.cuh"
+
+namespace fa::decode {
+namespace {
+
+using namespace optimized;
+
+constexpr int warps = 4, threads = 32 * warps;
+
+// For head dimensions of at most D, K and V in so many stages, so many blocks on an SM
+template <int D_, int stages_, int blocks_>
+struct Tile {
+  static constexpr int D = D_, stages = stages_, blocks = blocks_;
+  static constexpr int groups = 1;                 // of 16 rows: two would take twice the registers
+  static constexpr int Br = 16 * groups, Bc = 16;  // rows of a block; keys of a warp's tile
+  static constexpr bool Q_in_registers = D <= 128;
+  static constexpr int ring = 2 * stages * Bc * D;  // of a warp: numbers in its K_j and V_j
+  static constexpr std::size_t shared_bytes =       // Q_i, the rings, m and l
+      (Br * D + warps * ring) * 2 + warps * Br * sizeof(float2);
+};
+
+// Where chunk c of row r of a tile lies. From there chunk c + x is at ^ 8 x, if c and x have no bit
+// in common: one instruction, where a sum would have to be swizzled anew.
+template <int D>
+__device__ int at(int r, int c) {
+  return r * D + 8 * swizzled(r, c);
+}
+
+// By a warp: tile[r][x] = row(r)[x] for r < rows and x < d, 0 beyond, of `tile_rows` rows from r0
+// on: 0 * NaN is NaN, so that P = 0 would not keep out what lies behind the last key. A thread
+// starts copies of eight numbers, 16 bytes; where addresses are not multiples of 16 it fetches them
+// one by one, and waits.
+template <int D, int tile_rows, class T, class Row>
+__device__ void load(T* tile, const Row& row, int first, int rows, int d, bool aligned) {
+  constexpr int chunks = D / 8, at_once = 32 / chunks;
+  const int r0 = first + threadIdx.x % 32 / chunks, chunk = threadIdx.x % chunks;
+  const int inside = min(8, max(0, d - 8 * chunk));  // of the eight
+  if (aligned) {
+#pragma unroll
+    for (int r = r0; r < r0 + tile_rows; r += at_once) {
+      const T* from = r < rows ? row(r) + 8 * chunk : nullptr;
+      cp_async(tile + at<D>(r, chunk), from, r < rows ? 2 * inside : 0);
+    }
+  } else {
+#pragma unroll 1
+    for (int r = r0; r < r0 + tile_rows; r += at_once) {
+#pragma unroll
+      for (int e = 0; e < 8; ++e)
+        tile[at<D>(r, chunk) + e] = r < rows && e < inside ? row(r)[8 * chunk + e] : T(0.f);
+    }
+  }
+}
+
+// Combines the 4 lanes that share a row.
+__device__ float row_max(float x) {
+  for (int bits = 2; bits > 0; bits /= 2) x = fmaxf(x, __shfl_xor_sync(0xffffffff, x, bits));
+  return x;
+}
+__device__ float row_sum(float x) {
+  for (int bits = 2; bits > 0; bits /= 2) x += __shfl_xor_sync(0xffffffff, x, bits);
+  return x;
+}
+
+// [quote kernel]
+template <class Sizes, class T>
+__global__ void __launch_bounds__(threads, Sizes::blocks)
+    fa2_kernel(Problem p, Tensors<T> t, Parts parts, float scale, bool causal, bool aligned) {
+  constexpr int D = Sizes::D, groups = Sizes::groups, Br = Sizes::Br, Bc = Sizes::Bc;
+  constexpr int stages = Sizes::stages;
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  T* const Qi = dynamic_shared<T>();           // [Br, D]
+  T* const rings = Qi + Br * D;                // [warps][stages][K, V][Bc, D]
+  T* const ring = rings + warp * Sizes::ring;  // this warp's; at the end its O_i, [Br, D]
+  float2* const ml = reinterpret_cast<float2*>(rings + warps * Sizes::ring);  // [warps, Br]
+
+  const int r0 = lane / 4;      // this thread's rows of the tile: r0 + 8 i, i < 2 groups
+  const int x0 = lane % 4 * 2;  // and its columns of a block: x0, x0 + 1
+  const RowChunk by_rows = ldmatrix_by_rows(lane), by_columns = ldmatrix_by_columns(lane);
+  const int q_at = at<D>(by_rows.row, by_rows.chunk);        // what this lane names to
+  const int k_at = at<D>(by_columns.row, by_columns.chunk);  // ldmatrix: of the first block,
+  const int v_at = q_at;                                     // and what others differ from it
+  const Work work(p, Br, parts.splits, blockIdx.x);
+  const int rows = work.rows, d = int(p.d);
+  const Mask mask = mask_of(p, work.b, causal);
+  const Keys<T> K(p, t, t.cache.K, t.new_K, work, mask), V(p, t, t.cache.V, t.new_V, work, mask);
+  const float c = scale * 1.44269504f;  // log2 e
+
+  // (1) O_i = 0, l_i = 0, m_i = -infinity, of 2 rows a group
+  float m[groups][2], l[groups][2] = {}, O[groups][D / 8][4] = {};
+  for (auto& of_group : m) of_group[0] = of_group[1] = -INFINITY;
+
+  const auto read_Q = [&](std::uint32_t(&to)[groups][4], int x) {
+#pragma unroll
+    for (int g = 0; g < groups; ++g) ldmatrix(to[g], Qi + 16 * g * D + (q_at ^ 16 * x));
+  };
+  std::uint32_t Q16[Sizes::Q_in_registers ? D / 16 : 1][groups][4];
+
+  // Of all tiles of 64 keys this part takes some, and each warp 16 keys of each of them.
+  const std::int64_t tiles = (mask.length + warps * Bc - 1) / (warps * Bc);
+  int tile = int(tiles * work.split / parts.splits);
+  const int end = int(tiles * (work.split + 1) / parts.splits);
+  const auto bring = [&](const Keys<T>& X, T* to, int n) {
+    const int first = (n * warps + warp) * Bc, there = int(mask.length) - first;
+    if (n < end) load<D, Bc>(to, X.sixteen(first), 0, there, d, aligned);
+    cp_async_commit();
+  };
+  const auto row_of_Q = [&](int r) { return t.Q.at(work.b, work.head(p, r), work.query(p, r)); };
+  load<D, Br / warps>(Qi, row_of_Q, warp * (Br / warps), rows, d, aligned);
+  cp_async_commit();
+#pragma unroll
+  for (int n = 0; n < stages; ++n) {
+    T* const Kj = ring + (tile + n) % stages * (2 * Bc * D);
+    bring(K, Kj, tile + n);
+    bring(V, Kj + Bc * D, tile + n);
+  }
+  // One block of all that share a key head. Nobody waits for it: new keys are read where they are.
+  if (work.split == 0 && work.first == 0) {
+    K.append(p);
+    V.append(p);
+  }
+  cp_async_wait<2 * stages>();
+  __syncthreads();  // Q_i is complete
+  if constexpr (Sizes::Q_in_registers)
+#pragma unroll
+    for (int x = 0; x < D / 16; ++x) read_Q(Q16[x], x);
+  int visible[2 * groups];  // keys that the rows see
+  for (int i = 0; i < 2 * groups; ++i)
+    visible[i] = int(mask.visible_keys(work.query(p, min(r0 + 8 * i, rows - 1))));
+
+  for (; tile < end; ++tile) {
+    const int j0 = (tile * warps + warp) * Bc;  // the warp's first key
+    T* const Kj = ring + tile % stages * (2 * Bc * D);
+    T* const Vj = Kj + Bc * D;
+    cp_async_wait<2 * stages - 1>();
+    __syncwarp();  // K_j is complete
+
+    // (3) S_ij = Q_i K_j^T. K's rows are the columns of the operand, so its pairs lie in memory.
+    float S[groups][Bc / 8][4] = {};
+#pragma unroll
+    for (int x = 0; x < D / 16; ++x) {
+      auto& Q = Q16[Sizes::Q_in_registers ? x : 0];
+      if constexpr (!Sizes::Q_in_registers) read_Q(Q, x);
+#pragma unroll
+      for (int j = 0; j < Bc / 8; j += 2) {
+        std::uint32_t K16[4];
+        ldmatrix(K16, Kj + 8 * j * D + (k_at ^ 16 * x));
+#pragma unroll
+        for (int g = 0; g < groups; ++g) {
+          mma<T>(S[g][j], Q[g], K16[0], K16[1]);
+          mma<T>(S[g][j + 1], Q[g], K16[2], K16[3]);
+        }
+      }
+    }
+
+    __syncwarp();  // K_j is no longer read
+    // (2) load K_j of a later tile, and soon V_j
+    bring(K, Kj, tile + stages);
+
+#pragma unroll
+    for (int i = 0; i < 2 * groups; ++i) {
+      const int g = i / 2, e0 = i % 2 * 2;
+      // Of this tile the row sees keys below n.
+      const int n = visible[i] - j0;
+
+      // (4) m_new = max(m, rowmax S_ij). Scaled later: m and S are Q K^T as it is (scale > 0).
+      float& m_i = m[g][i % 2];
+      float m_new = m_i;
+#pragma unroll
+      for (int j = 0; j < Bc / 8; ++j)
+#pragma unroll
+        for (int e = e0; e < e0 + 2; ++e) {
+          if (8 * j + x0 + e % 2 >= n) S[g][j][e] = -INFINITY;
+          m_new = fmaxf(m_new, S[g][j][e]);
+        }
+      m_new = row_max(m_new);
+      const float mc = m_new == -INFINITY ? 0 : c * m_new;  // no weight yet: any finite number
+
+      // (5) P_ij = 2^(c S_ij - c m_new);  l = 2^(c m - c m_new) l + rowsum P_ij
+      // One instruction for c S - c m. c m is rounded, c S is not: all P of a row, and with them l,
+      // are off by one common factor close to 1, which the division by l takes out again.
+      const float rescale = ex2(fmaf(c, m_i, -mc));
+      float& l_i = l[g][i % 2];
+      l_i *= rescale;
+#pragma unroll
+      for (int j = 0; j < Bc / 8; ++j)
+#pragma unroll
+        for (int e = e0; e < e0 + 2; ++e) {
+          S[g][j][e] = ex2(fmaf(c, S[g][j][e], -mc));
+          l_i += S[g][j][e];
+        }
+      m_i = m_new;
+
+      // (6) O_i = 2^(c (m - m_new)) O_i ...
+#pragma unroll
+      for (int y = 0; y < D / 8; ++y) {
+        O[g][y][e0] *= rescale;
+        O[g][y][e0 + 1] *= rescale;
+      }
+    }
+
+    // Keys 16 k to 16 k + 15 of P are two blocks of S, already where they must be. Rounded all at
+    // once: half as many registers are live from here on.
+    std::uint32_t P[Bc / 16][groups][4];
+#pragma unroll
+    for (int k = 0; k < Bc / 16; ++k)
+#pragma unroll
+      for (int i = 0; i < 4 * groups; ++i) {
+        const float* two = S[i / 4][2 * k + i / 2 % 2] + i % 2 * 2;
+        P[k][i / 4][i % 4] = rounded_pair<T>(two[0], two[1]);
+      }
+    cp_async_wait<2 * stages - 1>();
+    __syncwarp();  // V_j is complete
+
+    // ... + P_ij V_j
+#pragma unroll
+    for (int k = 0; k < Bc / 16; ++k)
+#pragma unroll
+      for (int y = 0; y < D / 8; y += 2) {
+        std::uint32_t V16[4];
+        ldmatrix_transposed(V16, Vj + 16 * k * D + (v_at ^ 8 * y));
+#pragma unroll
+        for (int g = 0; g < groups; ++g) {
+          mma<T>(O[g][y], P[k][g], V16[0], V16[1]);
+          mma<T>(O[g][y + 1], P[k][g], V16[2], V16[3]);
+        }
+      }
+    __syncwarp();  // V_j is no longer read
+    bring(V, Vj, tile + stages);
+  }
+
+  // (7) the warps' m, l and O_i, where their keys were
+  float* const own = reinterpret_cast<float*>(ring);
+#pragma unroll
+  for (int i = 0; i < 2 * groups; ++i) {
+    const int g = i / 2, e0 = i % 2 * 2, r = r0 + 8 * i;
+    const float sum = row_sum(l[g][i % 2]);
+#pragma unroll
+    for (int y = 0; y < D / 8; ++y)
+#pragma unroll
+      for (int e = 0; e < 2; ++e) own[r * D + 8 * y + x0 + e] = O[g][y][e0 + e];
+    if (x0 == 0) {
+      ml[warp * Br + r].x = m[g][i % 2];
+      ml[warp * Br + r].y = sum;
+    }
+  }
+  __syncthreads();  // all four are there
+
+  // (8) merged: m = max m_w, l = sum_w 2^(c (m_w - m)) l_w, O_i = sum_w 2^(c (m_w - m)) O_w / l,
+  // L_i = scale m + log l: of the part, or of all if it is the only one
+  for (int r = warp; r < rows; r += warps) {
+    float m_all = -INFINITY, l_all = 0, weight[warps];
+    for (int w = 0; w < warps; ++w) m_all = fmaxf(m_all, ml[w * Br + r].x);
+    const float mc = m_all == -INFINITY ? 0 : c * m_all;
+    for (int w = 0; w < warps; ++w) {
+      weight[w] = ex2(fmaf(c, ml[w * Br + r].x, -mc));
+      l_all += weight[w] * ml[w * Br + r].y;
+    }
+    const float inverse = l_all == 0 ? 0 : 1 / l_all;
+    const std::int64_t row = work.row(p, r), before = work.split * (p.B * p.Hq * p.Nq);
+    const bool whole = parts.splits == 1;
+    T* const to = t.O.at(work.b, work.head(p, r), work.query(p, r));
+    for (int x = lane; x < d; x += 32) {
+      float sum = 0;
+      for (int w = 0; w < warps; ++w)
+        sum += weight[w] * reinterpret_cast<float*>(rings + w * Sizes::ring)[r * D + x];
+      if (whole)
+        to[x] = T(sum * inverse);
+      else
+        parts.O[(before + row) * d + x] = sum * inverse;
+    }
+    float* const L = whole ? t.LSE : parts.L + before;
+    if (L && lane == 0) L[row] = scale * m_all + logf(l_all);
+  }
+}
+// [end quote]
+
+template <class Sizes, class T>
+void launch(const Problem& p, const Tensors<T>& t, const Parts& parts, float scale, bool causal,
+            cudaStream_t stream) {
+  const auto fa2 = fa2_kernel<Sizes, T>;
+  const std::size_t bytes = Sizes::shared_bytes;
+  allow_shared_memory(fa2, bytes);
+  const std::int64_t tiles = (p.Hq / p.Hkv * p.Nq + Sizes::Br - 1) / Sizes::Br;
+  FA_LAUNCH(fa2, dim3(unsigned(p.B * p.Hkv * parts.splits * tiles)), dim3(threads), bytes, stream,
+            p, t, parts, scale, causal,
+            in_16_bytes(t.Q) && in_16_bytes(t.cache.K) && in_16_bytes(t.cache.V) &&
+                in_16_bytes(t.new_K) && in_16_bytes(t.new_V));
+}
+
+// run(Tile), of the one that d wants
+template <class Run>
+auto with_tile(std::int64_t d, const Run& run) {
+  if (d > 128) return run(Tile<256, 1, 2>());
+  if (d > 64) return run(Tile<128, 2, 3>());
+  return run(Tile<64, 2, 4>());
+}
+
+}  // namespace
+
+template <class T>
+Shape shape(std::int64_t d) {
+  return with_tile(d, [](auto tile) { return Shape{tile.Br, warps * tile.Bc, tile.blocks}; });
+}
+template Shape shape<__half>(std::int64_t);
+template Shape shape<__nv_bfloat16>(std::int64_t);
+
+template <class T>
+void launch_fa2(const Problem& p, const Tensors<T>& t, const Parts& parts, float scale, bool causal,
+                cudaStream_t stream) {
+  with_tile(p.d, [&](auto tile) { launch<decltype(tile), T>(p, t, parts, scale, causal, stream); });
+}
+template void launch_fa2(const Problem&, const Tensors<__half>&, const Parts&, float, bool,
+                         cudaStream_t);
+template void launch_fa2(const Problem&, const Tensors<__nv_bfloat16>&, const Parts&, float, bool,
+                         cudaStream_t);
+
+}  // namespace fa::decode
