@@ -1,10 +1,12 @@
 """Both ladders of stage 06, their speed against the peers, and what the compiler made of each kernel."""
 
+import importlib.util
 import json
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import ModuleType
 
 from figure import Bar, Bars, Bound, Chart, Line, Lines, Point, Table, line, significant, subtitle
 from results import BadResults, Results, Row, Spread, group, median, ratio, spread
@@ -95,7 +97,19 @@ def charts(r: Results) -> list[Chart | Table]:
     for name in VARIANTS:
         if (RESULTS / name).is_file():
             items += [item for item in variants(name) if item.name not in (other.name for other in items)]
-    return items
+    return items + [item for walk in walks() for item in walk.charts()]
+
+
+def walks() -> list[ModuleType]:
+    """beyond/*/check/charts.py, each with charts() of what the walk has recorded."""
+    found = []
+    for file in sorted(RESULTS.parent.glob("beyond/*/check/charts.py")):
+        spec = importlib.util.spec_from_file_location(f"charts_of_{file.parts[-3]}", file)
+        assert spec and spec.loader
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        found.append(module)
+    return found
 
 
 def rows(r: Results, what: str, variant: str, chip: str = "hot", stage: str = "stage06", **where: object) -> list[Row]:
