@@ -256,7 +256,7 @@ def load(path: str | Path) -> Results:
 
 
 def recorded(stage: Path) -> list[Path]:
-    """A file for each machine; other things are what the compiler said, who did what when, variants, faults, tile sizes."""
+    """A file for each machine; the rest is what the compiler said, who did what when, variants, faults and tiles."""
     others = re.compile(r"(kernels|timeline|ab|faults|tuning)(_\w+)?\.json")
     return sorted(path for path in (stage / "results").glob("*.json") if not others.fullmatch(path.name))
 
