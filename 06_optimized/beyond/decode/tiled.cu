@@ -61,7 +61,7 @@ __global__ void tiled_kernel(Problem p, Tensors<float> t, Parts parts, float sca
 
   // The part's tiles of keys. Those of the sequence, not of Nk: its parts are of equal size.
   std::int64_t first = 0, end = 0;
-  // [step 06.27: of all tiles, the part's first key, and the key behind its last one (3 lines)]
+  // [step 06.27 (2): of all tiles, the part's first key, and the key behind its last one (3 lines)]
   const std::int64_t tiles = (mask.length + Bc - 1) / Bc;
   first = tiles * at.split / parts.splits * Bc;
   end = min(mask.length, tiles * (at.split + 1) / parts.splits * Bc);
