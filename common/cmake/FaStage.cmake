@@ -221,7 +221,7 @@ function(fa_stage_benchmark stage library)
     target_link_libraries(${stage}_bench PRIVATE fa_gpu_bench)
     set_target_properties(${stage}_bench PROPERTIES LINKER_LANGUAGE CXX)
     # The kernels as C functions, for check/peers.py; of 06 also those of its walks.
-    file(GLOB peers CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/beyond/*/check/peer.cpp)
+    file(GLOB peers CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/beyond/*/check/peer*.c*)
     add_library(${stage}_peer SHARED check/peer.cpp ${peers})
     set_target_properties(${stage}_peer PROPERTIES LINKER_LANGUAGE CXX)
     target_compile_definitions(${stage}_peer PRIVATE

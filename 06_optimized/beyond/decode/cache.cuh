@@ -1,8 +1,22 @@
 // Which part of the work a block does, and where a key lies: what the kernels of this walk share.
 #pragma once
 #include "06_optimized/beyond/decode/decode.hpp"
+#include "06_optimized/ptx/barrier.cuh"
 
 namespace fa::decode {
+
+// From compute capability 9.0 on the merge is launched while the parts are at work, and waits for
+// them itself: between the two kernels no time is lost.
+__device__ inline void merge_may_start() {
+#if defined(FA_EMULATED) || __CUDA_ARCH__ >= 900
+  optimized::next_kernel_may_start();
+#endif
+}
+__device__ inline void parts_are_done() {
+#if defined(FA_EMULATED) || __CUDA_ARCH__ >= 900
+  optimized::previous_kernel_is_done();
+#endif
+}
 
 // Block n takes a tile of rows of key head g of sequence b against part `split` of its keys. Row r
 // of all rows of a key head is query r % Nq of query head r / Nq of the group: all of them want the

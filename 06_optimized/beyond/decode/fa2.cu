@@ -4,9 +4,10 @@
 // end the warps' results are merged as those of the parts are.
 //
 // A key costs 4 d bytes to read, and 4 d FLOP for each row; with 4 rows, 4 FLOP for a byte, where
-// an H200 could make 200. So the kernel is about bytes under way: at d = 128 two stages of K and V,
-// 64 KiB a block, 192 KiB an SM, from which a warp takes 4 KiB at a time. Little's law asks for
-// bandwidth times latency: some 36 bytes a nanosecond and SM, for about 700 ns: 25 KiB.
+// an H200 could make 200. So the kernel is about bytes under way. Little's law asks for bandwidth
+// times latency: some 36 bytes a nanosecond and SM, for about 700 ns: 25 KiB. K_j and V_j of a warp
+// are 8 KiB at d = 128, and 16 warps share an SM. Measured: more warps are worth more than a second
+// pair of buffers or Q in registers, which would leave room for 12.
 //
 //   Tile        what fits for d <= 64, 128 and 256
 //   at          the place of a chunk; of its neighbours along d, one xor away, for ldmatrix
@@ -25,16 +26,16 @@ using namespace optimized;
 
 constexpr int warps = 4, threads = 32 * warps;
 
-// For head dimensions of at most D, K and V in so many stages, so many blocks on an SM
-template <int D_, int stages_, int blocks_>
+// For head dimensions of at most D, so many blocks on an SM
+template <int D_, int blocks_>
 struct Tile {
-  static constexpr int D = D_, stages = stages_, blocks = blocks_;
+  static constexpr int D = D_, blocks = blocks_;
   static constexpr int groups = 1;                 // of 16 rows: two would take twice the registers
   static constexpr int Br = 16 * groups, Bc = 16;  // rows of a block; keys of a warp's tile
-  static constexpr bool Q_in_registers = D <= 128;
-  static constexpr int ring = 2 * stages * Bc * D;  // of a warp: numbers in its K_j and V_j
-  static constexpr std::size_t shared_bytes =       // Q_i, the rings, m and l
-      (Br * D + warps * ring) * 2 + warps * Br * sizeof(float2);
+  static constexpr bool Q_in_registers = D <= 64;
+  static constexpr int own = 2 * Bc * D;       // of a warp: numbers in its K_j and V_j
+  static constexpr std::size_t shared_bytes =  // Q_i, K_j and V_j of each warp, m and l
+      (Br * D + warps * own) * 2 + warps * Br * sizeof(float2);
 };
 
 // Where chunk c of row r of a tile lies. From there chunk c + x is at ^ 8 x, if c and x have no bit
@@ -84,12 +85,13 @@ template <class Sizes, class T>
 __global__ void __launch_bounds__(threads, Sizes::blocks)
     fa2_kernel(Problem p, Tensors<T> t, Parts parts, float scale, bool causal, bool aligned) {
   constexpr int D = Sizes::D, groups = Sizes::groups, Br = Sizes::Br, Bc = Sizes::Bc;
-  constexpr int stages = Sizes::stages;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  T* const Qi = dynamic_shared<T>();           // [Br, D]
-  T* const rings = Qi + Br * D;                // [warps][stages][K, V][Bc, D]
-  T* const ring = rings + warp * Sizes::ring;  // this warp's; at the end its O_i, [Br, D]
-  float2* const ml = reinterpret_cast<float2*>(rings + warps * Sizes::ring);  // [warps, Br]
+  T* const Qi = dynamic_shared<T>();               // [Br, D]
+  T* const all = Qi + Br * D;                      // [warps][K, V][Bc, D]
+  T* const Kj = all + warp * Sizes::own;           // this warp's [Bc, D]
+  T* const Vj = Kj + Bc * D;                       // [Bc, D]
+  float* const Oi = reinterpret_cast<float*>(Kj);  // at the end, in their place: [Br, D]
+  float2* const ml = reinterpret_cast<float2*>(all + warps * Sizes::own);  // [warps, Br]
 
   const int r0 = lane / 4;      // this thread's rows of the tile: r0 + 8 i, i < 2 groups
   const int x0 = lane % 4 * 2;  // and its columns of a block: x0, x0 + 1
@@ -97,6 +99,7 @@ __global__ void __launch_bounds__(threads, Sizes::blocks)
   const int q_at = at<D>(by_rows.row, by_rows.chunk);        // what this lane names to
   const int k_at = at<D>(by_columns.row, by_columns.chunk);  // ldmatrix: of the first block,
   const int v_at = q_at;                                     // and what others differ from it
+  merge_may_start();
   const Work work(p, Br, parts.splits, blockIdx.x);
   const int rows = work.rows, d = int(p.d);
   const Mask mask = mask_of(p, work.b, causal);
@@ -125,18 +128,14 @@ __global__ void __launch_bounds__(threads, Sizes::blocks)
   const auto row_of_Q = [&](int r) { return t.Q.at(work.b, work.head(p, r), work.query(p, r)); };
   load<D, Br / warps>(Qi, row_of_Q, warp * (Br / warps), rows, d, aligned);
   cp_async_commit();
-#pragma unroll
-  for (int n = 0; n < stages; ++n) {
-    T* const Kj = ring + (tile + n) % stages * (2 * Bc * D);
-    bring(K, Kj, tile + n);
-    bring(V, Kj + Bc * D, tile + n);
-  }
+  bring(K, Kj, tile);
+  bring(V, Vj, tile);
   // One block of all that share a key head. Nobody waits for it: new keys are read where they are.
   if (work.split == 0 && work.first == 0) {
     K.append(p);
     V.append(p);
   }
-  cp_async_wait<2 * stages>();
+  cp_async_wait<2>();
   __syncthreads();  // Q_i is complete
   if constexpr (Sizes::Q_in_registers)
 #pragma unroll
@@ -147,9 +146,7 @@ __global__ void __launch_bounds__(threads, Sizes::blocks)
 
   for (; tile < end; ++tile) {
     const int j0 = (tile * warps + warp) * Bc;  // the warp's first key
-    T* const Kj = ring + tile % stages * (2 * Bc * D);
-    T* const Vj = Kj + Bc * D;
-    cp_async_wait<2 * stages - 1>();
+    cp_async_wait<1>();
     __syncwarp();  // K_j is complete
 
     // (3) S_ij = Q_i K_j^T. K's rows are the columns of the operand, so its pairs lie in memory.
@@ -171,8 +168,8 @@ __global__ void __launch_bounds__(threads, Sizes::blocks)
     }
 
     __syncwarp();  // K_j is no longer read
-    // (2) load K_j of a later tile, and soon V_j
-    bring(K, Kj, tile + stages);
+    // (2) load K_j of the next tile, and soon V_j
+    bring(K, Kj, tile + 1);
 
 #pragma unroll
     for (int i = 0; i < 2 * groups; ++i) {
@@ -226,7 +223,7 @@ __global__ void __launch_bounds__(threads, Sizes::blocks)
         const float* two = S[i / 4][2 * k + i / 2 % 2] + i % 2 * 2;
         P[k][i / 4][i % 4] = rounded_pair<T>(two[0], two[1]);
       }
-    cp_async_wait<2 * stages - 1>();
+    cp_async_wait<1>();
     __syncwarp();  // V_j is complete
 
     // ... + P_ij V_j
@@ -243,11 +240,10 @@ __global__ void __launch_bounds__(threads, Sizes::blocks)
         }
       }
     __syncwarp();  // V_j is no longer read
-    bring(V, Vj, tile + stages);
+    bring(V, Vj, tile + 1);
   }
 
   // (7) the warps' m, l and O_i, where their keys were
-  float* const own = reinterpret_cast<float*>(ring);
 #pragma unroll
   for (int i = 0; i < 2 * groups; ++i) {
     const int g = i / 2, e0 = i % 2 * 2, r = r0 + 8 * i;
@@ -255,7 +251,7 @@ __global__ void __launch_bounds__(threads, Sizes::blocks)
 #pragma unroll
     for (int y = 0; y < D / 8; ++y)
 #pragma unroll
-      for (int e = 0; e < 2; ++e) own[r * D + 8 * y + x0 + e] = O[g][y][e0 + e];
+      for (int e = 0; e < 2; ++e) Oi[r * D + 8 * y + x0 + e] = O[g][y][e0 + e];
     if (x0 == 0) {
       ml[warp * Br + r].x = m[g][i % 2];
       ml[warp * Br + r].y = sum;
@@ -280,7 +276,7 @@ __global__ void __launch_bounds__(threads, Sizes::blocks)
     for (int x = lane; x < d; x += 32) {
       float sum = 0;
       for (int w = 0; w < warps; ++w)
-        sum += weight[w] * reinterpret_cast<float*>(rings + w * Sizes::ring)[r * D + x];
+        sum += weight[w] * reinterpret_cast<float*>(all + w * Sizes::own)[r * D + x];
       if (whole)
         to[x] = T(sum * inverse);
       else
@@ -308,9 +304,9 @@ void launch(const Problem& p, const Tensors<T>& t, const Parts& parts, float sca
 // run(Tile), of the one that d wants
 template <class Run>
 auto with_tile(std::int64_t d, const Run& run) {
-  if (d > 128) return run(Tile<256, 1, 2>());
-  if (d > 64) return run(Tile<128, 2, 3>());
-  return run(Tile<64, 2, 4>());
+  if (d > 128) return run(Tile<256, 2>());
+  if (d > 64) return run(Tile<128, 4>());
+  return run(Tile<64, 5>());
 }
 
 }  // namespace

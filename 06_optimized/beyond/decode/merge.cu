@@ -4,52 +4,85 @@
 //   L = log sum_s exp(L_s),   O = sum_s exp(L_s - L) O_s
 //
 // A block has a row. It reads splits (d + 1) numbers of 4 bytes and writes d: little beside the
-// keys, 2 d numbers each, if a part has some tens of them. But few rows mean few blocks, so their
-// loads must be under way together: warp w takes parts w, w + 4, ..., and adds up what it has in
-// registers; then the four sums are added in order. So the bits are the same in every run.
-#include "06_optimized/beyond/decode/decode.hpp"
+// keys, 2 d numbers each, if a part has some tens of them. But few rows mean few blocks, and what
+// counts is how often one waits for memory: once for L, of which each thread has one, and once for
+// O, of which a warp has eight parts under way. So a block has a warp for eight parts, at most 8.
+// The sums are made in a fixed order: the same bits in every run.
+#include <algorithm>
+
+#include "06_optimized/beyond/decode/cache.cuh"
+#include "06_optimized/optimized.hpp"
 
 namespace fa::decode {
 namespace {
 
-constexpr int lanes = 32, warps = 4, columns = widest<__half> / lanes;  // of O that a lane owns
+constexpr int lanes = 32, most_warps = 8;
+constexpr int columns = widest<__half> / lanes;   // of O that a lane owns
+constexpr int at_once = 8;                        // parts of O that a warp has under way
+static_assert(max_splits <= lanes * most_warps);  // a thread has the L of one part
+
+// [blank]
+// What f makes of all threads' x; every thread gets it. `of_warp` has a place for each warp.
+template <class F>
+__device__ float of_block(float x, float* of_warp, const F& f) {
+  for (int bits = lanes / 2; bits > 0; bits /= 2) x = f(x, __shfl_xor_sync(0xffffffff, x, bits));
+  if (threadIdx.x % lanes == 0) of_warp[threadIdx.x / lanes] = x;
+  __syncthreads();
+  x = of_warp[0];
+  for (int w = 1; w < int(blockDim.x) / lanes; ++w) x = f(x, of_warp[w]);
+  return x;
+}
+// [end blank]
 
 // [quote kernel]
 template <class T>
 __global__ void merge_kernel(Problem p, Parts parts, View<T> to, float* LSE) {
   // [blank]
+  __shared__ float weights[lanes * most_warps], largest[most_warps], added[most_warps];
   float* const sums = dynamic_shared<float>();  // [warps, d]
   const int lane = threadIdx.x % lanes, warp = threadIdx.x / lanes, d = int(p.d);
+  const int threads = blockDim.x, warps = threads / lanes;
   const std::int64_t row = blockIdx.x, rows = gridDim.x;
+  const int s = threadIdx.x;  // this thread's part
+  parts_are_done();
 
-  // (1) m = max L_s,  l = sum_s exp(L_s - m),  L = m + log l: every warp by itself
-  float m = -INFINITY, l = 0;
-  for (int s = lane; s < parts.splits; s += lanes) m = fmaxf(m, parts.L[s * rows + row]);
-  for (int bits = lanes / 2; bits > 0; bits /= 2)
-    m = fmaxf(m, __shfl_xor_sync(0xffffffff, m, bits));
+  // (1) m = max L_s,  l = sum_s exp(L_s - m),  L = m + log l
+  const float L = s < parts.splits ? parts.L[s * rows + row] : -INFINITY;
+  const float m = of_block(L, largest, [](float x, float y) { return fmaxf(x, y); });
   const float shift = m == -INFINITY ? 0 : m;  // no part has seen a key: any finite number
-  for (int s = lane; s < parts.splits; s += lanes) l += expf(parts.L[s * rows + row] - shift);
-  for (int bits = lanes / 2; bits > 0; bits /= 2) l += __shfl_xor_sync(0xffffffff, l, bits);
+  const float e = expf(L - shift);
+  const float l = of_block(e, added, [](float x, float y) { return x + y; });
+  weights[s] = 0;
+  // [step 06.29: what the part weighs, which is nothing if no part has seen a key (1 line)]
+  if (l != 0) weights[s] = e / l;
+  // [end]
+  __syncthreads();
 
   // (2) O = sum_s exp(L_s - m) / l O_s, of this warp's parts
   float o[columns] = {};
-#pragma unroll 8
-  for (int s = warp; s < parts.splits; s += warps) {
-    const float* O = parts.O + (s * rows + row) * d;
-    float weight = 0;
-    // [step 06.29: what the part weighs, which is nothing if no part has seen a key (1 line)]
-    if (l != 0) weight = expf(parts.L[s * rows + row] - shift) / l;
-      // [end]
+  for (int first = warp; first < parts.splits; first += at_once * warps) {
+    float O[at_once][columns];
 #pragma unroll
-    for (int y = 0; y < columns; ++y)
-      if (const int x = lane + lanes * y; x < d) o[y] += weight * O[x];
+    for (int n = 0; n < at_once; ++n)
+#pragma unroll
+      for (int y = 0; y < columns; ++y) {
+        const int part = first + n * warps, x = lane + lanes * y;
+        const bool there = part < parts.splits && x < d;
+        O[n][y] = there ? parts.O[(part * rows + row) * d + x] : 0;
+      }
+#pragma unroll
+    for (int n = 0; n < at_once; ++n)
+#pragma unroll
+      for (int y = 0; y < columns; ++y)
+        if (const int part = first + n * warps; part < parts.splits)
+          o[y] += weights[part] * O[n][y];
   }
   for (int y = 0; y < columns; ++y)
     if (const int x = lane + lanes * y; x < d) sums[warp * d + x] = o[y];
   __syncthreads();
 
   const std::int64_t i = row % p.Nq, h = row / p.Nq % p.Hq, b = row / p.Nq / p.Hq;
-  for (int x = threadIdx.x; x < d; x += lanes * warps) {
+  for (int x = threadIdx.x; x < d; x += threads) {
     float sum = 0;
     for (int w = 0; w < warps; ++w) sum += sums[w * d + x];
     to.at(b, h, i)[x] = T(sum);
@@ -65,8 +98,13 @@ template <class T>
 void launch_merge(const Problem& p, const Parts& parts, const View<T>& O, float* LSE,
                   cudaStream_t stream) {
   const auto merge = merge_kernel<T>;
-  FA_LAUNCH(merge, dim3(unsigned(p.B * p.Hq * p.Nq)), dim3(lanes * warps),
-            sizeof(float) * warps * std::size_t(p.d), stream, p, parts, O, LSE);
+  const dim3 blocks(unsigned(p.B * p.Hq * p.Nq));
+  const int warps = std::min(most_warps, (parts.splits + at_once - 1) / at_once);
+  const std::size_t bytes = sizeof(float) * std::size_t(warps * p.d);
+  if (optimized::device_capability() >= 90)
+    FA_LAUNCH_EARLY(merge, blocks, dim3(lanes * warps), bytes, stream, p, parts, O, LSE);
+  else
+    FA_LAUNCH(merge, blocks, dim3(lanes * warps), bytes, stream, p, parts, O, LSE);
 }
 template void launch_merge(const Problem&, const Parts&, const View<float>&, float*, cudaStream_t);
 template void launch_merge(const Problem&, const Parts&, const View<__half>&, float*, cudaStream_t);

@@ -37,6 +37,7 @@ __global__ void tiled_kernel(Problem p, Tensors<float> t, Parts parts, float sca
   __shared__ float Qi[Br][max_d], Kj[Bc][max_d + pad], Vj[Bc][max_d], Pij[Br][Bc];  // 42 KiB
 
   const int lane = threadIdx.x % lanes, warp = threadIdx.x / lanes, d = int(p.d);
+  merge_may_start();
   const Work at(p, Br, parts.splits, blockIdx.x);
   const int rows = at.rows;
   const Mask mask = mask_of(p, at.b, causal);

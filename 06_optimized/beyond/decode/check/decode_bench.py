@@ -12,7 +12,7 @@ Every contender gets the same tensors, recorded as a CUDA graph of several launc
 A launch reads other keys than the one before it, until 256 MiB are read (more than a cache holds). The contenders of a
 setting are timed once a round, in an order drawn anew, so that ratios can be taken round by round. What each of them
 writes is compared with fp64 on some rows, before and after. Bandwidth is that of K and V, each read once; the roof is
-the best of three ways of reading a large tensor, measured in the same rounds.
+the best of four ways of reading a large tensor, measured in the same rounds.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ class Library:
     def __init__(self, path: Path) -> None:
         try:
             self.c = ctypes.CDLL(str(path.resolve()))
-            for name in ("fa_decode_forward", "fa_decode_plan", "fa_peer_compiler", "fa_peer_flags"):
+            for name in ("fa_decode_forward", "fa_decode_plan", "fa_decode_read", "fa_peer_compiler", "fa_peer_flags"):
                 getattr(self.c, name).restype = ctypes.c_char_p
         except (OSError, AttributeError) as error:
             sys.exit(f"decode_bench.py: {path}: {error}")
@@ -206,9 +206,16 @@ def with_kvcache(t: Tensors, name: str, module: str) -> Contender:
     return Contender(name, launch, lambda: last["O"].transpose(1, 2))
 
 
-def readers(bytes_: int) -> list[Contender]:
-    """Ways to read a large tensor once."""
+def readers(library: Library, bytes_: int) -> list[Contender]:
+    """Ways to read a large tensor once: peer_read.cu, and PyTorch's."""
     x = torch.ones(bytes_ // 4, device="cuda", dtype=torch.float32)
+    never = torch.zeros(1, device="cuda", dtype=torch.int32)
+
+    def read() -> torch.Tensor:
+        stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
+        complain(library.c.fa_decode_read(ctypes.c_void_p(x.data_ptr()), ctypes.c_int64(bytes_),
+                                          ctypes.c_void_p(never.data_ptr()), stream))
+        return never
     halves = x.view(2, -1)
     kept: dict[str, torch.Tensor] = {}
 
@@ -218,7 +225,7 @@ def readers(bytes_: int) -> list[Contender]:
         return Contender(name, launch, lambda: kept[name])
     ones = torch.ones(4096, device="cuda", dtype=torch.bfloat16)
     matrix = x.view(torch.bfloat16).view(-1, 4096)
-    return [of("sum", x.sum), of("amax", lambda: halves.amax(1)), of("mv", lambda: matrix @ ones)]
+    return [of("read", read), of("sum", x.sum), of("amax", lambda: halves.amax(1)), of("mv", lambda: matrix @ ones)]
 
 
 # ---------------------------------------------------------------- how long does it take?
@@ -268,19 +275,19 @@ def once(c: Contender, t: Tensors) -> float:
     return t.error(c.result(), c.paged)
 
 
-def roof(options: argparse.Namespace) -> Row:
+def roof(library: Library, options: argparse.Namespace) -> Row:
     free, _ = torch.cuda.mem_get_info()
     size = min(4 << 30, free // 4) // (8 << 20) * (8 << 20)
     found: Row = {"bytes": size}
-    for c in readers(size):
+    for c in readers(library, size):
         try:
             recorded(c, 1)
             ms = [milliseconds(c, 5) for _ in range(options.rounds)]
             found[c.name] = round(1e-6 * size / statistics.median(ms), 1)
-        except RuntimeError as error:
+        except (Failed, RuntimeError) as error:
             found[c.name + "_failed"] = first_line(error)
     torch.cuda.empty_cache()
-    figures = [value for name, value in found.items() if name in ("sum", "amax", "mv")]
+    figures = [value for name, value in found.items() if name in ("read", "sum", "amax", "mv")]
     if not figures:
         raise Failed(f"no way to read worked: {found}")
     found["GB_per_s"] = max(figures)
@@ -407,7 +414,7 @@ def run(options: argparse.Namespace) -> int:
         sys.exit("decode_bench.py: PyTorch finds no GPU")
     library = Library(options.library)
     began = time.monotonic()
-    data: Row = {"context": context(library, options), "roof": roof(options), "skipped": [], "rows": []}
+    data: Row = {"context": context(library, options), "roof": roof(library, options), "skipped": [], "rows": []}
     best = data["roof"]["GB_per_s"]
     print(f"{data['context']['device']}: reads {best:.0f} GB/s", flush=True)
     for kind, s in settings(options):
