@@ -30,7 +30,8 @@ __global__ void columns_kernel(Problem p, Inputs<float> t, float* sums, float sc
 
   float sum = 0;  // of this lane's key, over the warp's rows
   // Rows before the first that sees key j0 see nothing of this tile.
-  for (std::int64_t i0 = mask.first_row(j0); i0 < p.Nq; i0 += Br) {
+  const std::int64_t first = mask.first_row(j0);
+  for (std::int64_t i0 = first; i0 < p.Nq; i0 += Br) {
     const int rows = int(min(std::int64_t(Br), p.Nq - i0));
     __syncthreads();  // Q_i of the tile before is no longer read
     for (int r = warp; r < Br; r += warps)

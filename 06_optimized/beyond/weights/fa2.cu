@@ -42,9 +42,9 @@ __device__ int at(int r, int c) {
   return r * D + 8 * swizzled(r, c);
 }
 
-// tile[r][x] = X[first + r][x] for r < rows and x < d, 0 beyond: 0 * NaN is NaN, so that P = 0
-// would not keep out what lies behind the last key. A thread starts copies of eight numbers, 16
-// bytes; where addresses are not multiples of 16 it fetches them one by one, and waits.
+// tile[r][x] = X[first + r][x] for r < rows and x < d, 0 beyond: what lies there is not read. A
+// thread starts copies of eight numbers, 16 bytes; where addresses are not multiples of 16 it
+// fetches them one by one, and waits.
 template <int D, int tile_rows, class T>
 __device__ void load(T* tile, const Rows<const T>& X, std::int64_t first, int rows, bool aligned) {
   constexpr int chunks = D / 8, at_once = threads / chunks;
@@ -168,14 +168,15 @@ __global__ void __launch_bounds__(threads, 2)
       float* const P = Pij + warp * 16 * pitch;
 #pragma unroll
       for (int i = 2 * g; i < 2 * g + 2; ++i) {
-        const int e0 = i % 2 * 2, n = clamped(sees[i] - j0, Bc);
+        const int e0 = i % 2 * 2;
+        const int n = clamped(sees[i] - j0, Bc);  // of this tile the row sees keys below n
 #pragma unroll
         for (int j = 0; j < Bc / 8; ++j)
 #pragma unroll
           for (int e = 0; e < 2; ++e) {
-            const bool visible = 8 * j + x0 + e < n;
-            P[(lane / 4 + i % 2 * 8) * pitch + 8 * j + x0 + e] =
-                visible ? ex2(log2_e * fmaf(scale, S[g][j][e0 + e], -L[i])) : -1;
+            const float weight = ex2(log2_e * fmaf(scale, S[g][j][e0 + e], -L[i]));
+            float& to = P[(lane / 4 + i % 2 * 8) * pitch + 8 * j + x0 + e];
+            to = 8 * j + x0 + e < n ? weight : -1;
           }
       }
       __syncwarp();  // the group's rows are complete; a warp writes and reads its own only

@@ -75,8 +75,9 @@ __global__ void tiled_kernel(Problem p, Inputs<float> t, Wanted wanted, float sc
       // [end]
 
       // (5) written, or offered to the row's list
+      const Rank rank = visible ? rank_of(weight, j0 + lane) : 0;
       if (wanted.k)
-        best[i] = with_offers(best[i], visible ? rank_of(weight, j0 + lane) : 0, wanted.k);
+        best[i] = with_offers(best[i], rank, wanted.k);
       else if (r < rows && j0 + lane < last)
         wanted.P.at(b, h, i0 - box.i0 + r)[j0 - box.j0 + lane] = weight;
     }

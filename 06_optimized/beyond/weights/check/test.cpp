@@ -505,6 +505,21 @@ TEST_F(weights, NaNInAQueryStaysInItsRow) {
   });
 }
 
+// As of a forward whose scores were all -infinity.
+TEST_F(weights, ARowWhoseLIsMinusInfinitySeesNothing) {
+  each_type([]<class T>(T) {
+    Case<T> c(sized_as(1, 1, 1, 20, 40, 16));
+    c.meant.LSE.fill([L = c.meant.LSE](Int b, Int h, Int i, Int) {
+      return i == 3 ? -INFINITY : double(L.at(b, h, i));
+    });
+    c.weigh(false);
+    EXPECT_EQ(c.check_all(), "");
+    EXPECT_EQ(c.check_sums(), "");
+    const auto best = c.largest(0, 20, 2);
+    for (Int i = 0; i < 20; ++i) EXPECT_EQ(best.keys.at(0, 0, i, 0) == -1, i == 3) << i;
+  });
+}
+
 TEST_F(weights, OneHeadIsAProblemOfItsOwn) {
   each_type([]<class T>(T) {
     Case<T> c(sized_as(2, 4, 2, 20, 40, 16, Causal::bottom_right, {40, 30}));
