@@ -28,6 +28,7 @@ __device__ inline std::int32_t key_of(Rank rank) { return std::int32_t(~std::uin
 __device__ inline Rank with_offers(Rank here, Rank offer, int k) {
   constexpr unsigned all = 0xffffffff;
   const int lane = threadIdx.x % 32;
+  // [quote insert]
   // Most offers are smaller than all that are there, and then one question is all it costs.
   while (__any_sync(all, offer > __shfl_sync(all, here, k - 1))) {
     Rank top = offer;
@@ -39,6 +40,7 @@ __device__ inline Rank with_offers(Rank here, Rank offer, int k) {
     const Rank before = __shfl_sync(all, here, (lane + 31) % 32);
     if (here < top) here = lane > 0 && before < top ? before : top;
   }
+  // [end quote]
   return here;
 }
 
