@@ -595,6 +595,28 @@ TEST_F(weights, WorkIsPutOnTheStreamAndNobodyWaits) {
   });
 }
 
+TEST_F(weights, SumsArePutOnTheStreamAndNobodyWaits) {
+  each_type([]<class T>(T) {
+    Case<T> c(sized_as(1, 2, 1, 20, 24, 16));
+    const Buffer<float> L = c.meant.LSE;
+    const ForwardCall<T> call = c.meant.call();
+    c.meant.LSE.fill([&](Int b, Int h, Int i, Int) { return double(L.at(b, h, i)); });
+    const auto f = [](const Problem& p, const Forward<T>& t, cudaStream_t stream) {
+      using D = Device<T>;
+      const walk::Inputs<D> in{as_device<const D>(t.Q), as_device<const D>(t.K), t.LSE};
+      walk::column_sums(p, in, reinterpret_cast<float*>(t.O.data), stream);
+    };
+    EXPECT_EQ(on_its_stream(call, f), "");
+    std::vector<float> sums(2 * 24);
+    std::memcpy(sums.data(), &c.meant.O.at(0, 0, 0), sums.size() * sizeof(float));
+    for (Int n = 0; n < 2 * 24; ++n) {
+      double want = 0;
+      for (Int i = 0; i < 20; ++i) want += c.P.at(0, n / 24, i, n % 24);
+      EXPECT_NEAR(sums[std::size_t(n)], want, c.tolerance(want)) << n;
+    }
+  });
+}
+
 // ---- errors ----
 
 TEST_F(weights, RefusesInWords) {

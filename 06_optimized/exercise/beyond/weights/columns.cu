@@ -22,7 +22,7 @@ __global__ void columns_kernel(Problem p, Inputs<float> t, float* sums, float sc
   const Mask mask(p, b);
   const auto Q = t.Q.rows(b, h, p.Nq, d), K = t.K.rows(b, p.key_head(h), p.Nk, d);
 
-  // Padded keys are not even looked at.
+  // (1) K_j stays. Padded keys are not even looked at.
   const std::int64_t seen = mask.length - j0;
   for (int c = warp; c < Bc; c += warps)
     for (int x = lane; x < d; x += lanes) Kj[c][x] = c < seen ? K[j0 + c][x] : 0;
@@ -33,10 +33,12 @@ __global__ void columns_kernel(Problem p, Inputs<float> t, float* sums, float sc
   for (std::int64_t i0 = first; i0 < p.Nq; i0 += Br) {
     const int rows = int(min(std::int64_t(Br), p.Nq - i0));
     __syncthreads();  // Q_i of the tile before is no longer read
+    // (2) load Q_i
     for (int r = warp; r < Br; r += warps)
       for (int x = lane; x < d; x += lanes) Qi[r][x] = r < rows ? Q[i0 + r][x] : 0;
     __syncthreads();  // Q_i is complete, at first K_j too
 
+    // (3) S_ij = scale Q_i K_j^T: a key per lane
     float s[rows_per_warp] = {};
     for (int x = 0; x < d; ++x)
       for (int i = 0; i < rows_per_warp; ++i) s[i] += Qi[warp * rows_per_warp + i][x] * Kj[lane][x];
@@ -44,6 +46,7 @@ __global__ void columns_kernel(Problem p, Inputs<float> t, float* sums, float sc
     for (int i = 0; i < rows_per_warp; ++i) {
       const int r = warp * rows_per_warp + i;
       if (r >= rows) break;
+      // (4) c_j += exp(S_ij - L_i), if row i sees j
       const float L = t.LSE[head * p.Nq + i0 + r];
       // [step 06.31: what row i0 + r adds to the sum of this lane's key (2 lines)]
       // TODO
@@ -51,6 +54,7 @@ __global__ void columns_kernel(Problem p, Inputs<float> t, float* sums, float sc
     }
   }
 
+  // (5) c_j of the four warps, added up
   of_warp[warp][lane] = sum;
   __syncthreads();  // all four are there
   if (warp > 0 || j0 + lane >= p.Nk) return;
