@@ -19,6 +19,7 @@
 
 #include "06_optimized/backward.hpp"
 #include "06_optimized/backward/steps.cuh"
+#include "06_optimized/backward/walk.cuh"
 #include "06_optimized/ptx/add.cuh"
 #include "06_optimized/ptx/mma.cuh"
 #include "06_optimized/ptx/tma.cuh"
@@ -46,26 +47,7 @@ static_assert(sizeof(Shared) <= most_shared);
 // each group's dS, of even steps and of odd ones.
 constexpr int meeting = 1, dQ_free = 2, dQ_full = 2 + groups, ready = 2 + 2 * groups;
 
-// ---- the warps that move data ----
-
-__device__ void load(Shared& shared, const Maps& maps, const Problem& p, const Passed& passed,
-                     Place<Br> at) {
-  const int hk = int(p.key_head(at.h));
-  arrive_expecting(&shared.KV_full, 2 * Bc * D * int(sizeof(T)));
-#pragma unroll
-  for (int x = 0; x < D; x += 64) {
-    tma_load(shared.K + x * Bc, maps.K, &shared.KV_full, x, at.j0, hk, at.b);
-    tma_load(shared.V + x * Bc, maps.V, &shared.KV_full, x, at.j0, hk, at.b);
-  }
-  Ring<stages> q;
-  for (int n = 0; n < at.steps; ++n, at.next(), q.next()) {
-    const std::int64_t row = at.row(p, passed);
-    wait(&shared.Q_free[q.at], q.phase ^ 1);
-    bring(shared.Q[q.at], maps.Q, shared.LSE2[q.at], passed.LSE2 + row, &shared.Q_full[q.at], at);
-    wait(&shared.dO_free[q.at], q.phase ^ 1);
-    bring(shared.dO[q.at], maps.dO, shared.D_i[q.at], passed.D + row, &shared.dO_full[q.at], at);
-  }
-}
+// ---- the warps that move data: the loader (walk.cuh), and who pushes ----
 
 // One warp for each group's half of dQ: adds it up in global memory, when it is its turn.
 __device__ void push(Shared& shared, const Problem& p, const Passed& passed, Place<Br> at,
@@ -109,11 +91,9 @@ __device__ void compute(Shared& shared, const Maps& maps, const Problem& p, floa
   T* K = shared.K + group * 64 * 64;  // the group's keys, of each box of 64 columns
   T* V = shared.V + group * 64 * 64;
 
-  // The first query that sees the thread's key r, and the first that sees all keys of the group
   const Mask mask(p, at.b);
-  const int j = at.j0 + 64 * group, row = 16 * warp + lane / 4;
-  const int seen[2] = {int(mask.first_row(j + row)), int(mask.first_row(j + row + 8))};
-  const int seen_all = int(mask.first_row(j + 63));
+  const int j = at.j0 + 64 * group;  // the group's first key
+  const SeenFrom seen(mask, j, warp, lane);
 
   float dK[D / 2] = {}, dV[D / 2] = {}, S[Br / 2];
   settle(dK);
@@ -135,10 +115,7 @@ __device__ void compute(Shared& shared, const Maps& maps, const Problem& p, floa
   };
   const auto hand_over = [&](const float(&dQ)[Br / 2]) {
     sync(dQ_free + group, 128 + 32);
-#pragma unroll
-    for (int i = 0; i < Br / 2; i += 4)
-      reinterpret_cast<float4*>(shared.dQ[group])[i / 4 * 128 + thread] =
-          make_float4(dQ[i], dQ[i + 1], dQ[i + 2], dQ[i + 3]);
+    put_dQ(shared.dQ[group], dQ, thread);
     fence_async();
     arrive(dQ_full + group, 128 + 32);
   };
@@ -154,10 +131,8 @@ __device__ void compute(Shared& shared, const Maps& maps, const Problem& p, floa
     wgmma_wait<0>(S);  // and dK of the step before
     if (masked) __syncwarp();
     if (leader && n > 0) arrive(&shared.Q_free[now ^ 1]);
-    if (masked && at.i0 < seen_all) {
-      const int first = at.i0 + 2 * (lane % 4), hidden[2] = {seen[0] - first, seen[1] - first};
-      hide(S, hidden, c < 0 ? INFINITY : -INFINITY);
-    }
+    if (masked && at.i0 < seen.all)
+      hide(S, seen.hidden(at.i0, lane).of_key, c < 0 ? INFINITY : -INFINITY);
 
     // dP_ij = dO_i V_j^T
     float dP[Br / 2];
@@ -234,13 +209,8 @@ __global__ void __launch_bounds__(threads, 1)
     in_order_kernel(const __grid_constant__ Maps maps, const __grid_constant__ Problem p,
                     const __grid_constant__ Passed passed, float scale, int section) {
   auto& shared = FA_DYNAMIC_SHARED(Shared);
-  if (threadIdx.x == 0) {
-    init(&shared.KV_full, 1);
-    constexpr int readers = masked ? 4 * groups : groups;  // warps, or groups
-    init(shared.Q_full, shared.Q_free, readers);
-    init(shared.dO_full, shared.dO_free, readers);
-    fence_barriers();
-  }
+  constexpr int readers = masked ? 4 * groups : groups;  // warps, or groups
+  if (threadIdx.x == 0) init_barriers(shared, readers);
   __syncthreads();
   constexpr bool last_first = true;   // its turn comes first
   constexpr bool skip_unseen = true;  // has no turn
@@ -251,7 +221,7 @@ __global__ void __launch_bounds__(threads, 1)
     if (warp < groups)
       push(shared, p, passed, at, warp);
     else if (warp == groups && elected())
-      load(shared, maps, p, passed, at);
+      load<D, Bc, stages>(shared, maps, p, passed, at);
   } else {
     take_registers<240>();
     compute<masked>(shared, maps, p, scale, at);

@@ -14,6 +14,7 @@
 // Measured: 563 TFLOP/s after 566; with a causal mask 488 after 502.
 #include "06_optimized/backward.hpp"
 #include "06_optimized/backward/steps.cuh"
+#include "06_optimized/backward/walk.cuh"
 #include "06_optimized/ptx/mma.cuh"
 #include "06_optimized/ptx/tma.cuh"
 #include "06_optimized/ptx/wgmma.cuh"
@@ -39,26 +40,7 @@ static_assert(sizeof(Shared) <= most_shared);
 // The numbered barriers: where the two groups meet, and two for each group's buffer of dQ.
 constexpr int meeting = 1, dQ_free = 2, dQ_full = 2 + groups;
 
-// ---- the warps that move data ----
-
-__device__ void load(Shared& shared, const Maps& maps, const Problem& p, const Passed& passed,
-                     Place<Br> at) {
-  const int hk = int(p.key_head(at.h));
-  arrive_expecting(&shared.KV_full, 2 * Bc * D * int(sizeof(T)));
-#pragma unroll
-  for (int x = 0; x < D; x += 64) {
-    tma_load(shared.K + x * Bc, maps.K, &shared.KV_full, x, at.j0, hk, at.b);
-    tma_load(shared.V + x * Bc, maps.V, &shared.KV_full, x, at.j0, hk, at.b);
-  }
-  Ring<stages> q;
-  for (int n = 0; n < at.steps; ++n, at.next(), q.next()) {
-    const std::int64_t row = at.row(p, passed);
-    wait(&shared.Q_free[q.at], q.phase ^ 1);
-    bring(shared.Q[q.at], maps.Q, shared.LSE2[q.at], passed.LSE2 + row, &shared.Q_full[q.at], at);
-    wait(&shared.dO_free[q.at], q.phase ^ 1);
-    bring(shared.dO[q.at], maps.dO, shared.D_i[q.at], passed.D + row, &shared.dO_full[q.at], at);
-  }
-}
+// ---- the warps that move data: the loader (walk.cuh), and who pushes ----
 
 // One warp for each group's half of dQ: adds it up in global memory.
 __device__ void push(Shared& shared, const Problem& p, const Passed& passed, Place<Br> at,
@@ -95,11 +77,9 @@ __device__ void compute(Shared& shared, const Maps& maps, const Problem& p, floa
   T* K = shared.K + group * 64 * 64;  // the group's keys, of each box of 64 columns
   T* V = shared.V + group * 64 * 64;
 
-  // The first query that sees the thread's key r, and the first that sees all keys of the group
   const Mask mask(p, at.b);
-  const int j = at.j0 + 64 * group, row = 16 * warp + lane / 4;
-  const int seen[2] = {int(mask.first_row(j + row)), int(mask.first_row(j + row + 8))};
-  const int seen_all = int(mask.first_row(j + 63));
+  const int j = at.j0 + 64 * group;  // the group's first key
+  const SeenFrom seen(mask, j, warp, lane);
 
   float dK[D / 2] = {}, dV[D / 2] = {};
   wait(&shared.KV_full, 0);
@@ -129,10 +109,7 @@ __device__ void compute(Shared& shared, const Maps& maps, const Problem& p, floa
       P[i] = ex2(fmaf(S[i], c, -L.x));
       P[i + 1] = ex2(fmaf(S[i + 1], c, -L.y));
     }
-    if (at.i0 < seen_all) {
-      const int first = at.i0 + 2 * (lane % 4), hidden[2] = {seen[0] - first, seen[1] - first};
-      hide(P, hidden);
-    }
+    if (at.i0 < seen.all) hide(P, seen.hidden(at.i0, lane).of_key);
     round_to<T>(rounded_P, P);
 
     // dS_ij = P_ij (dP_ij - D_i); into shared memory as rows of queries, for dQ
@@ -205,12 +182,7 @@ __global__ void __launch_bounds__(threads, 1)
     bulk_kernel(const __grid_constant__ Maps maps, const __grid_constant__ Problem p,
                 const __grid_constant__ Passed passed, float scale) {
   auto& shared = FA_DYNAMIC_SHARED(Shared);
-  if (threadIdx.x == 0) {
-    init(&shared.KV_full, 1);
-    init(shared.Q_full, shared.Q_free, groups);  // one thread of each group says so
-    init(shared.dO_full, shared.dO_free, groups);
-    fence_barriers();
-  }
+  if (threadIdx.x == 0) init_barriers(shared, groups);  // a thread of each says what is free
   __syncthreads();
   const Place<Br> at(p, HeadByHead<Bc>(p));
   if (uniform(threadIdx.x / 128) == 0) {
@@ -219,7 +191,7 @@ __global__ void __launch_bounds__(threads, 1)
     if (warp < groups)
       push(shared, p, passed, at, warp);
     else if (warp == groups && elected())
-      load(shared, maps, p, passed, at);
+      load<D, Bc, stages>(shared, maps, p, passed, at);
   } else {
     take_registers<240>();
     compute(shared, maps, p, scale, at);

@@ -21,6 +21,7 @@
 
 #include "06_optimized/backward.hpp"
 #include "06_optimized/backward/steps.cuh"
+#include "06_optimized/backward/walk.cuh"
 #include "06_optimized/ptx/add.cuh"
 #include "06_optimized/ptx/mma.cuh"
 #include "06_optimized/ptx/tma.cuh"
@@ -126,11 +127,9 @@ __device__ void compute(Shared<Tiles, T>& shared, const Maps& maps, const Proble
   T* const K = shared.K + group * square;  // the group's keys, of each box
   T* const V = shared.V + group * square;
 
-  // The first query that sees the thread's key r, and the first that sees all keys of the group
   const Mask mask(p, at.b);
-  const int j = at.j0 + 64 * group, row = 16 * warp + lane / 4;
-  const int seen[2] = {int(mask.first_row(j + row)), int(mask.first_row(j + row + 8))};
-  const int seen_all = int(mask.first_row(j + 63));
+  const int j = at.j0 + 64 * group;  // the group's first key
+  const SeenFrom seen(mask, j, warp, lane);
 
   float dK[D / 2] = {}, dV[D / 2] = {};
   settle(dK);
@@ -175,10 +174,7 @@ __device__ void compute(Shared<Tiles, T>& shared, const Maps& maps, const Proble
       return;
     }
     sync(dQ_free + group, with_pusher);
-#pragma unroll
-    for (int i = 0; i < 32; i += 4)
-      reinterpret_cast<float4*>(shared.dQ[group])[i / 4 * 128 + thread] =
-          make_float4(dQ[i], dQ[i + 1], dQ[i + 2], dQ[i + 3]);
+    put_dQ(shared.dQ[group], dQ, thread);
     fence_async();
     arrive(dQ_full + group, with_pusher);
   };
@@ -209,10 +205,8 @@ __device__ void compute(Shared<Tiles, T>& shared, const Maps& maps, const Proble
     wgmma_wait<0>(S);  // and dK of the step before
     if (masked) __syncwarp();
     if (leader && n > 0) arrive(&shared.Q_free[now ^ 1]);
-    if (masked && at.i0 < seen_all) {
-      const int first = at.i0 + 2 * (lane % 4), hidden[2] = {seen[0] - first, seen[1] - first};
-      hide(S, hidden, c < 0 ? INFINITY : -INFINITY);
-    }
+    if (masked && at.i0 < seen.all)
+      hide(S, seen.hidden(at.i0, lane).of_key, c < 0 ? INFINITY : -INFINITY);
     wait(&shared.dO_full[now], q.phase);
     issue_pairs(dP, V, shared.dO[now]);
     exponentials(P, S, c, shared.LSE2[now], lane);

@@ -20,7 +20,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -51,6 +51,7 @@ class Function:
     name: str
     who: str
     thread: str
+    header: str = ""  # where it stands, if not in the rung's own file
 
 
 @dataclass(frozen=True)
@@ -130,17 +131,18 @@ FORWARD = Ladder(
     cycles=9000,
 )
 
-BACKWARD_ROLES = (*ROLES, Function("push", f"{PUSHERS} + threadIdx.x / 32", "true"))  # stamps: its elected thread
+PUSH = Function("push", f"{PUSHERS} + threadIdx.x / 32", "true")  # stamps: its elected thread
+SHARED_LOAD = replace(LOAD, header="backward/walk.cuh")
 GROUP_BARS = ("S", "dP", "P", "dV", "dS", "dQ", "dK", "hand")
 BACKWARD = Ladder(
     launch="launch_backward_",
     flags=("-DFA_BACKWARD",),
     others=("backward/0_around.cu", "backward/2_swizzle.cu", "backward/2_swizzle_keys.cu"),
     rungs={
-        "early": Rung("6 early", "backward/6_early.cu", BACKWARD_ROLES),
-        "at_once": Rung("7 at once", "backward/7_at_once.cu", BACKWARD_ROLES),
-        "late": Rung("8 late", "backward/8_late.cu", BACKWARD_ROLES),
-        "hopper": Rung("hopper", "backward/hopper.cu", BACKWARD_ROLES),
+        "early": Rung("6 early", "backward/6_early.cu", (GROUP, SHARED_LOAD, PUSH)),
+        "at_once": Rung("7 at once", "backward/7_at_once.cu", (GROUP, SHARED_LOAD, PUSH)),
+        "late": Rung("8 late", "backward/8_late.cu", (GROUP, SHARED_LOAD, PUSH)),
+        "hopper": Rung("hopper", "backward/hopper.cu", (GROUP, LOAD, PUSH)),
     },
     # Of dV and dK there is no wait of their own: products end in order, and the next one is waited for.
     rules=(*product("S"), *product("dP"), *product("dQ"), issued("dV"), issued("dK"),
@@ -243,26 +245,31 @@ def stamped(text: str, function: Function, rules: Sequence[Rule], kinds: list[st
             f"\n  int fa_left = {function.thread} && blockIdx.x == 66 ? FA_STAMPS : 0;" + text)
 
 
-def instrumented(text: str, ladder: Ladder, rung: Rung) -> tuple[str, list[str]]:
-    """The source with stamps, and the names of their kinds, from 1 on; every rule must fit."""
+def instrumented(ladder: Ladder, rung: Rung) -> tuple[dict[str, str], list[str]]:
+    """The source, and a header that holds one of the functions, with stamps, by their names; and the names of the stamps'
+    kinds, from 1 on. Every rule must fit."""
     kinds: list[str] = []
-    try:
-        for function in rung.functions:
+    texts: dict[str, str] = {}
+    for function in rung.functions:
+        file = function.header or rung.file
+        text = texts.get(file) or (STAGE / file).read_text(encoding="utf-8")
+        try:
             begin, end = body(text, function.name)
-            text = text[:begin] + stamped(text[begin:end], function, ladder.rules, kinds) + text[end:]
-    except Bad as error:
-        raise Bad(f"{rung.file}: {error}") from None
+            texts[file] = text[:begin] + stamped(text[begin:end], function, ladder.rules, kinds) + text[end:]
+        except Bad as error:
+            raise Bad(f"{file}: {error}") from None
     for rule in ladder.rules:
         if not any(re.fullmatch(rule.name.format(what=r"\w*"), kind) for kind in kinds):
             raise Bad(f"{rung.file}: no call fits '{rule.pattern}' ({rule.name})")
-    return PRELUDE + FUNCTIONS + text, kinds
+    texts[rung.file] = PRELUDE + FUNCTIONS + texts[rung.file]
+    return texts, kinds
 
 
 # ---------------------------------------------------------------- measured
 
 def nvcc(*words: str) -> None:
     done = subprocess.run(["nvcc", "-std=c++20", "-O3", "-diag-suppress=554", "-gencode", "arch=compute_90a,code=sm_90a",
-                           f"-I{ROOT}", *words], capture_output=True, text=True, check=False)
+                           *words, f"-I{ROOT}"], capture_output=True, text=True, check=False)
     if done.returncode:
         raise Bad(f"{' '.join(words)}: {done.stderr.strip()[:2000]}")
 
@@ -270,14 +277,18 @@ def nvcc(*words: str) -> None:
 def built(folder: Path, ladder: Ladder, kernel: str, stamps: bool) -> tuple[Path, list[str]]:
     """Not yet a program: the others are linked to it."""
     rung, kinds = ladder.rungs[kernel], []
-    source = STAGE / rung.file
+    source, includes = STAGE / rung.file, []
     if stamps:
-        text, kinds = instrumented(source.read_text(encoding="utf-8"), ladder, rung)
-        source = folder / f"{kernel}.cu"
-        source.write_text(text, encoding="utf-8")
+        copies = folder / kernel
+        texts, kinds = instrumented(ladder, rung)
+        for file, text in texts.items():
+            copy = copies / STAGE.name / file
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            copy.write_text(text, encoding="utf-8")
+        source, includes = copies / STAGE.name / rung.file, [f"-I{copies}"]  # before the tree's own
     target = folder / f"{kernel}_{'stamps' if stamps else 'plain'}.o"
     nvcc(f'-DFA_RUNG="{source}"', f"-DFA_LAUNCH_RUNG={ladder.launch}{kernel}", *ladder.flags, *rung.flags,
-         "-c", str(STAGE / "check" / "timeline.cu"), "-o", str(target))
+         *includes, "-c", str(STAGE / "check" / "timeline.cu"), "-o", str(target))
     return target, kinds
 
 
@@ -449,7 +460,7 @@ def check() -> None:
             if not {bar.begin, bar.end} <= set(names):
                 raise Bad(f"no rule makes the stamps of {bar.name}: {bar.begin}, {bar.end}")
         for rung in ladder.rungs.values():
-            instrumented((STAGE / rung.file).read_text(encoding="utf-8"), ladder, rung)
+            instrumented(ladder, rung)
 
 
 def main() -> int:

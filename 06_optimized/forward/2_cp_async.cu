@@ -14,6 +14,7 @@
 //
 // Measured: 48 TFLOP/s after 46, cool 51 after 49. Little gained yet: shared memory is the limit,
 // not the copies.
+#include "06_optimized/forward/rows.cuh"
 #include "06_optimized/optimized.hpp"
 #include "06_optimized/ptx/mma.cuh"
 #include "common/core/cp_async.cuh"
@@ -41,16 +42,6 @@ __device__ void load(T* tile, const Rows<const T>& X, std::int64_t first, int ro
     cp_async(tile + r * D + 8 * chunk, from, r < rows ? 16 : 0);
     from += at_once * X.stride;
   }
-}
-
-// Combines the 4 lanes that share a row.
-__device__ float row_max(float x) {
-  for (int bits = 2; bits > 0; bits /= 2) x = fmaxf(x, __shfl_xor_sync(0xffffffff, x, bits));
-  return x;
-}
-__device__ float row_sum(float x) {
-  for (int bits = 2; bits > 0; bits /= 2) x += __shfl_xor_sync(0xffffffff, x, bits);
-  return x;
 }
 
 // [quote kernel]

@@ -14,6 +14,7 @@
 // instructions, for V an eighth. It is the largest step of the mma.sync rungs.
 //
 // Measured: 242 TFLOP/s after 48.
+#include "06_optimized/forward/rows.cuh"
 #include "06_optimized/optimized.hpp"
 #include "06_optimized/ptx/fragments.hpp"
 #include "06_optimized/ptx/mma.cuh"
@@ -48,16 +49,6 @@ __device__ void load(T* tile, const Rows<const T>& X, std::int64_t first, int ro
     cp_async(at<D>(tile, r, chunk), from, r < rows ? 16 : 0);
     from += at_once * X.stride;
   }
-}
-
-// Combines the 4 lanes that share a row.
-__device__ float row_max(float x) {
-  for (int bits = 2; bits > 0; bits /= 2) x = fmaxf(x, __shfl_xor_sync(0xffffffff, x, bits));
-  return x;
-}
-__device__ float row_sum(float x) {
-  for (int bits = 2; bits > 0; bits /= 2) x += __shfl_xor_sync(0xffffffff, x, bits);
-  return x;
 }
 
 // [quote kernel]
