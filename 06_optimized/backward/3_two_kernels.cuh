@@ -188,7 +188,7 @@ Maps maps_of(const Problem& p, const Backward<T>& t) {
 }
 
 // With a causal mask: as many heads a section as have what they read in 32 MiB of L2. Else one key
-// head, with all query heads that read its K and V. (Counting one query head of them, as walk.cuh
+// head, with all query heads that read its K and V. (Counting one query head of them, as bring.cuh
 // does, was no faster here: a development run.)
 template <class Tiles>
 Order<int> order_of_keys(const Problem& p) {

@@ -16,7 +16,7 @@
 // Measured: 566 TFLOP/s after 510; with a causal mask 502 after 478.
 #include "06_optimized/backward.hpp"
 #include "06_optimized/backward/steps.cuh"
-#include "06_optimized/backward/walk.cuh"
+#include "06_optimized/backward/bring.cuh"
 #include "06_optimized/ptx/add.cuh"
 #include "06_optimized/ptx/mma.cuh"
 #include "06_optimized/ptx/tma.cuh"
@@ -41,7 +41,7 @@ static_assert(sizeof(Shared) <= most_shared);
 
 constexpr int meeting = 1;  // the numbered barrier of the two groups
 
-// ---- the loader: load() in walk.cuh ----
+// ---- the loader: load() in bring.cuh ----
 
 // ---- the warpgroups that compute, 64 keys each ----
 // S, P, dP and dS are held transposed, a row for each key: steps.cuh.

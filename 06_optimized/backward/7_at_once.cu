@@ -11,7 +11,7 @@
 // Measured: 604 TFLOP/s after 591; with a causal mask 556 after 533.
 #include "06_optimized/backward.hpp"
 #include "06_optimized/backward/steps.cuh"
-#include "06_optimized/backward/walk.cuh"
+#include "06_optimized/backward/bring.cuh"
 #include "06_optimized/ptx/mma.cuh"
 #include "06_optimized/ptx/tma.cuh"
 #include "06_optimized/ptx/wgmma.cuh"
@@ -37,7 +37,7 @@ static_assert(sizeof(Shared) <= most_shared);
 // The numbered barriers: where the two groups meet, and two for each group's buffer of dQ.
 constexpr int meeting = 1, dQ_free = 2, dQ_full = 2 + groups;
 
-// ---- the warps that move data: the loader (walk.cuh), and who pushes ----
+// ---- the warps that move data: the loader (bring.cuh), and who pushes ----
 
 // One warp for each group's half of dQ: adds it up in global memory.
 __device__ void push(Shared& shared, const Problem& p, const Passed& passed, Place<Br> at,

@@ -1,5 +1,5 @@
 // What rungs 4 to 10 and hopper have in common, the second half: what hides P, the numbers of a
-// step, and how dK and dV leave. The first: walk.cuh.
+// step, and how dK and dV leave. The first: bring.cuh.
 //
 // A warpgroup holds S, P, dP and dS transposed, a row for each of its 64 keys, as wgmma.cuh says: a
 // thread has n numbers of two keys, r = 0 (lane / 4 of its warp's 16) and r = 1 (8 below). S[i]
@@ -9,7 +9,7 @@
 // What the rungs differ in is not here: what the groups wait for and when they say so, and in which
 // order a step issues its products.
 #pragma once
-#include "06_optimized/backward/walk.cuh"
+#include "06_optimized/backward/bring.cuh"
 #include "06_optimized/optimized.hpp"
 #include "06_optimized/ptx/mma.cuh"
 #include "06_optimized/ptx/tma.cuh"

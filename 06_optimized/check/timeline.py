@@ -132,7 +132,7 @@ FORWARD = Ladder(
 )
 
 PUSH = Function("push", f"{PUSHERS} + threadIdx.x / 32", "true")  # stamps: its elected thread
-SHARED_LOAD = replace(LOAD, header="backward/walk.cuh")
+SHARED_LOAD = replace(LOAD, header="backward/bring.cuh")
 GROUP_BARS = ("S", "dP", "P", "dV", "dS", "dQ", "dK", "hand")
 BACKWARD = Ladder(
     launch="launch_backward_",
