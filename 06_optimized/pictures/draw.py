@@ -1266,7 +1266,7 @@ def decode() -> None:
     for s in range(parts):
         x = left + (s + 0.5) * width / parts
         p.arrow(x, 100, x, 120)
-        p.box(x - 66, 122, 132, 40, colours[s], 0.25, f"block {s}", 13, "attention over its keys")
+        p.box(x - 66, 122, 132, 40, colours[s], 0.25, f"block {s}", 13, "over its keys")
         p.arrow(x, 164, x, 184)
         p.box(x - 40, 186, 80, 26, colours[s], 0.25, f"O{'₀₁₂₃'[s]}, L{'₀₁₂₃'[s]}", 13)
         p.line(f"M{x:g} 212 L{x:g} 226 L{left + width / 2:g} 226", MUTED, 1.2)
