@@ -38,12 +38,14 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[3]
 CHARTS = ROOT / "common" / "measure" / "charts" / "charts.py"
+TUNE = ROOT / "common" / "measure" / "tune" / "tune.py"
 STAGES = {"04": "04_cuda_forward", "05": "05_cuda_backward", "06": "06_optimized"}
 RECORDED = {  # output of a step: where 06's results keep it
     "kernels.json": "kernels.json", "timeline.json": "timeline.json",
     "timeline_backward.json": "timeline_backward.json", "ab_forward.json": "ab.json",
     "ab_backward.json": "ab_backward.json",
-    "faults.json": "faults.json", "table.json": "table/table.json"}
+    "faults.json": "faults.json", "table.json": "table/table.json", "tuning.json": "tuning.json",
+    "decode.json": "../beyond/decode/results/decode.json"}
 PART = "{part}"  # in a command: the output until the step has ended well
 
 Command = tuple[str, ...]
@@ -113,6 +115,9 @@ def measuring(build: Path) -> list[Step]:
                    f"ab_{kernel}.json", ("gpu", "nvcc", "torch")) for kernel in ("forward", "backward")]
     steps.append(Step("table", (python(ROOT / "06_optimized" / "check" / "measure_table.py", build, PART),), "table.json", ("gpu", "torch"),
                       built(STAGES["05"], "stage05_peer", library=True) | peer, resumes=True))
+    steps.append(Step("06-decode", (python(check.parent / "beyond/decode/check/decode_bench.py", *peer, PART),), "decode.json",
+                      ("gpu", "torch"), peer))
+    steps.append(Step("tune", (python(TUNE),), "tuning.json", ("gpu", "nvcc"), written_to=ROOT / "build/tune/results.json"))
     faults = python(check / "faults.py", "measure", build, PART)
     steps.append(Step("06-faults", (faults, (*faults, "--gpu", "NVIDIA H200")), "faults.json", ("gpu",), {
         build / STAGES["06"] / "stage06_mutant_no_wait": f"cmake --build {build} --target all stage06_faults_on_gpu"}))
@@ -140,7 +145,7 @@ def drawing(out: Path) -> list[Step]:
         if machine := source and context(source).get("machine"):
             draw += ("--results-name", f"{machine}.json")
         if number == "06":
-            record += copied("kernels.json", "ab_forward.json", "ab_backward.json")
+            record += copied("kernels.json", "ab_forward.json", "ab_backward.json", "decode.json")
         steps += [Step(f"charts-record-{number}", record)] * bool(record)
         steps.append(Step(f"charts-{number}", (draw,), needs=("matplotlib",)))
     timelines = ("timeline.json", "timeline_backward.json")
@@ -151,6 +156,8 @@ def drawing(out: Path) -> list[Step]:
     steps.append(Step("charts-table", (*copied("table.json"), python(ROOT / "06_optimized" / "check" / "table.py", table, results)),
                       needs=("matplotlib",),
                       files={} if complete(out / "table.json") else {table: "the step table measures it"}))
+    tuning = results / RECORDED["tuning.json"]
+    steps.append(Step("charts-tuning", (*copied("tuning.json"), python(TUNE, "write", ROOT / "docs/tuning.md", tuning))))
     faults = results / RECORDED["faults.json"]
     steps.append(Step("charts-faults", (*copied("faults.json"), python(
         ROOT / STAGES["06"] / "check" / "faults.py", "draw", faults, faults.with_suffix(".md")))))

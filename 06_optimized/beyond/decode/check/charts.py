@@ -11,7 +11,7 @@ from typing import Any
 from figure import Bound, Chart, Line, Lines, Point, Role, Table
 from results import Spread
 
-RECORDED = Path(__file__).resolve().parents[1] / "results/nvidia-h200.json"
+RECORDED = Path(__file__).resolve().parents[1] / "results/decode.json"
 PAGE = "beyond/decode/README.md"
 HEADS = ((32, 8, 128), (32, 32, 64))  # query heads, key heads, d
 BATCHES = (1, 8, 64)
