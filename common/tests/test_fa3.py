@@ -3,9 +3,11 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import ctypes
 import io
 import json
 import os
+import re
 import stat
 import subprocess
 import sys
@@ -16,7 +18,7 @@ from unittest import mock
 
 ROOT = Path(__file__).resolve().parents[2]
 STAGE = ROOT / "06_optimized"
-for folder in (STAGE / "check" / "fa3", STAGE / "check", ROOT / "common" / "measure" / "charts"):
+for folder in (STAGE / "check" / "fa3", STAGE / "check", STAGE / "beyond" / "decode" / "check", ROOT / "common" / "measure" / "charts"):
     sys.path.insert(0, str(folder))
 import build  # noqa: E402
 import charts  # noqa: E402
@@ -76,6 +78,8 @@ class Builder(InFolder):
         self.refused("is no git clone; say which commit it is with --commit", commit="")
         self.refused("one of forward:64:none", "--only", "forward:96:none")
         self.refused("one of", "--only", "deterministic:256:none")
+        self.refused("one of", "--only", "decode_split:256:none")
+        self.refused("one of", "--only", "decode_merge:64:causal")
         self.refused("a number from 1 on", "--jobs", "0")
         self.refused("no nvcc in PATH", path=str(self.folder))
         self.nvcc("12.2")
@@ -121,6 +125,23 @@ class Builder(InFolder):
         self.nvcc("13.1")
         self.assertNotIn("kept", self.build(*only, commit="abd")[1])
 
+    def test_decoding_is_added(self) -> None:
+        self.assertEqual(self.build("--only", "forward:128:causal")[0], 0)
+        code, said, _ = self.build("--decode", "--jobs", "2")
+        self.assertEqual(code, 0)
+        self.assertEqual(said.count("decode"), len(build.DECODING))
+        built = (self.folder / "out/objects/built.hpp").read_text()
+        self.assertEqual(built.count(" X("), 1 + len(build.DECODING))
+        self.assertIn("X(forward, 128, 1) X(decode, 64, 0)", built)
+        commands = self.log.read_text().splitlines()
+        told = {name: set(re.findall(r"-DFA3_([A-Z]+)=1 ", line)) for line in commands
+                for name in re.findall(r"-DFA3_NAME=fa3_(\w+)_128_", line)}
+        self.assertEqual(told, {
+            "forward": {"CAUSAL"}, "decode": {"DECODE"}, "decode_packed": {"DECODE", "PACKED"},
+            "decode_split": {"DECODE", "PACKED", "SPLIT"}, "decode_paged": {"DECODE", "PACKED", "PAGED"},
+            "decode_paged_split": {"DECODE", "PACKED", "PAGED", "SPLIT"}, "decode_merge": {"DECODE", "MERGE"}})
+        self.assertRegex(commands[-1], r"-shared .*/fa3\.o .*/decode\.o ")
+
 
 class Compared(InFolder):
     """compare.py's file, without a GPU and PyTorch."""
@@ -165,6 +186,46 @@ class Compared(InFolder):
         (self.folder / "libfa3.so").write_text("no library")
         with self.assertRaisesRegex(self.compare.BadResults, "no library of fa3/build.py"):
             self.compare.found_fa3(self.folder / "libfa3.so")
+
+
+class Decoded(InFolder):
+    """decode_bench.py's side of the library, without a GPU and PyTorch."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        torches = {name: mock.MagicMock() for name in ("torch", "torch.nn", "torch.nn.attention")}
+        with mock.patch.dict(sys.modules, torches):
+            sys.modules.pop("decode_bench", None)
+            import decode_bench
+            self.bench = decode_bench
+
+    def test_the_call_is_the_headers(self) -> None:
+        text = (STAGE / "beyond/decode/check/peer.hpp").read_text(encoding="utf-8")
+        body = re.sub(r"//.*", "", re.search(r"struct fa_decode_call \{(.*?)\n\}", text, re.S)[1])
+        fields = []
+        for line in filter(str.strip, body.split(";")):
+            kind = ctypes.c_int64 if "int64_t" in line else ctypes.c_void_p
+            fields += [(name, kind) for name in re.findall(r"(\w+)\s*(?:,|$)", line)]
+        self.assertEqual(self.bench.Call._fields_, fields)
+
+    def test_a_foreign_library(self) -> None:
+        (self.folder / "libfa3.so").write_text("no library")
+        for name in ("missing", "libfa3.so"):
+            with self.assertRaises(SystemExit) as left:
+                self.bench.main(["library", "json", "--fa3", str(self.folder / name)])
+            self.assertRegex(str(left.exception.code), f"^decode_bench.py: {self.folder / name}: ")
+
+    def test_who_is_measured(self) -> None:
+        library, fa3 = mock.MagicMock(), mock.MagicMock()
+
+        def names(fa3: object, sweep: bool) -> list[str]:
+            return [name for name, _ in self.bench.contenders(library, fa3, None, sweep, False)]
+        self.assertEqual(set(names(fa3, False)) - set(names(None, False)), {"fa3", "fa3_paged"})
+        self.assertEqual(names(fa3, True), names(None, True))
+        for name, make in self.bench.contenders(library, fa3, None, False, False):
+            if name.startswith("fa3") and "kvcache" not in name:
+                make()
+                fa3.contender.assert_called_with(None, name, 0, name == "fa3_paged", lengths=False)
 
 
 class Drawn(InFolder):

@@ -2,9 +2,10 @@
 
     git clone --recurse-submodules https://github.com/Dao-AILab/flash-attention
     python3 06_optimized/check/fa3/build.py flash-attention            # build/fa3/libfa3.so
+    python3 06_optimized/check/fa3/build.py flash-attention --decode   # and decoding, for decode_bench.py
 
-Wants CUDA 12.3 or later, about a minute and 2.5 GB of memory for each of the 16 kernels; no GPU. Called again it goes
-on: a kernel is compiled again only if the checkout, the compiler or this folder has changed since.
+Wants CUDA 12.3 or later, about a minute and 2.5 GB of memory for each of the 16 kernels, 12 of decoding; no GPU. Called
+again it goes on: a kernel is compiled again only if the checkout, the compiler or this folder has changed since.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ FLAGS = ["-O3", "-std=c++17", "--use_fast_math", "--expt-relaxed-constexpr", "-D
          "-DCUTE_SM90_EXTENDED_MMA_SHAPES_ENABLED", "-DCUTLASS_ENABLE_GDC_FOR_SM90", "-DCUTLASS_DEBUG_TRACE_LEVEL=0",
          "-D__CUDA_NO_HALF_OPERATORS__", "-D__CUDA_NO_HALF_CONVERSIONS__", "-D__CUDA_NO_BFLOAT16_CONVERSIONS__",
          "-D__CUDA_NO_HALF2_OPERATORS__", "-gencode", "arch=compute_90a,code=sm_90a", "-Xcompiler", "-fPIC"]
-LEFT_OUT = ["-DFLASHATTENTION_DISABLE_VARLEN", "-DFLASHATTENTION_DISABLE_APPENDKV"]  # kernels that are not asked for
+LEFT_OUT = [f"-DFLASHATTENTION_DISABLE_{what}" for what in ("VARLEN", "APPENDKV", "SM8x")]  # what is not asked for
 
 
 class Refused(Exception):
@@ -40,7 +41,7 @@ class Refused(Exception):
 
 @dataclass(frozen=True)
 class Kernel:
-    what: str  # forward, backward, deterministic
+    what: str  # of KINDS
     d: int
     causal: bool
 
@@ -59,14 +60,21 @@ class Kernel:
     @property
     def definitions(self) -> list[str]:
         return [f"-DFA3_NAME=fa3_{self.file}", f"-DFA3_D={self.d}", f"-DFA3_CAUSAL={int(self.causal)}",
-                f"-DFA3_BACKWARD={int(self.what != 'forward')}",
-                f"-DFA3_DETERMINISTIC={int(self.what == 'deterministic')}"]
+                *(f"-DFA3_{word}={int(word in KINDS[self.what].split())}" for word in WORDS)]
 
 
-# FlashAttention-3 has no deterministic backward for d = 256.
-SIZES = {"forward": (64, 128, 256), "backward": (64, 128, 256), "deterministic": (64, 128)}
-KERNELS = {str(kernel): kernel for what, sizes in SIZES.items() for d in sizes for causal in (False, True)
+KINDS = {"forward": "", "backward": "BACKWARD", "deterministic": "BACKWARD DETERMINISTIC",
+         "decode": "DECODE", "decode_packed": "DECODE PACKED", "decode_split": "DECODE PACKED SPLIT",
+         "decode_paged": "DECODE PACKED PAGED", "decode_paged_split": "DECODE PACKED PAGED SPLIT",
+         "decode_merge": "DECODE MERGE"}
+WORDS = ("BACKWARD", "DETERMINISTIC", "DECODE", "PACKED", "SPLIT", "PAGED", "MERGE")
+WIDE = ("forward", "backward")  # FlashAttention-3 has no deterministic backward for d = 256
+KERNELS = {str(kernel): kernel for what in KINDS for d in ((64, 128, 256) if what in WIDE else (64, 128))
+           for causal in (False, True) if not (causal and what == "decode_merge")
            for kernel in [Kernel(what, d, causal)]}
+# One query sees all keys; causal kernels are for several.
+DECODING = [kernel for kernel in KERNELS.values() if kernel.what.startswith("decode") and not kernel.causal]
+COMPARED = [kernel for kernel in KERNELS.values() if not kernel.what.startswith("decode")]
 
 
 # ---------------------------------------------------------------- what is there
@@ -169,19 +177,19 @@ class Build:
                  + text("FA3_COMPILER", f"nvcc {self.version}") + text("FA3_FLAGS", shlex.join(FLAGS))
                  + "#define FA3_KERNELS(X) " + " ".join(f"X({kernel.entry})" for kernel in kernels) + "\n")
         (self.objects / "built.hpp").write_text(built, encoding="utf-8")
-        interface = self.objects / "fa3.o"
-        # The project's headers are C++20.
-        self.run("the interface", [self.nvcc, *("-std=c++20" if flag == "-std=c++17" else flag for flag in FLAGS),
-                                   "-I", str(ROOT), "-I", str(self.objects), *self.includes, "-c", HERE / "fa3.cu"],
-                 interface)
+        interfaces = [self.objects / "fa3.o", self.objects / "decode.o"]
+        flags = ["-std=c++20" if flag == "-std=c++17" else flag for flag in FLAGS]  # as the project's headers
+        for interface in interfaces:
+            self.run("the interface", [self.nvcc, *flags, "-I", str(ROOT), "-I", str(self.objects), *self.includes,
+                                       "-c", HERE / f"{interface.stem}.cu"], interface)
         library = self.out / "libfa3.so"
-        self.run("the library", [self.nvcc, "-shared", interface, *map(self.object, kernels)], library)
+        self.run("the library", [self.nvcc, "-shared", *interfaces, *map(self.object, kernels)], library)
         return library
 
 
 def make(options: argparse.Namespace) -> int:
     build = Build(Checkout(options), options.out)
-    wanted = options.only or list(KERNELS.values())
+    wanted = options.only or (DECODING if options.decode else COMPARED)
     failed = []
 
     def attempt(kernel: Kernel) -> None:
@@ -221,8 +229,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("checkout", type=Path, help="a clone of Dao-AILab/flash-attention with csrc/cutlass")
     parser.add_argument("--out", type=Path, default=ROOT / "build" / "fa3", help="default: build/fa3")
     parser.add_argument("--jobs", type=at_least_one, default=1, help="kernels at a time, 2.5 GB of memory each")
+    parser.add_argument("--decode", action="store_true", help="the kernels of decoding, beside those built before")
     parser.add_argument("--only", type=a_kernel, nargs="+", metavar="forward:128:causal",
-                        help="these, beside those built before (forward, backward or deterministic; causal or none)")
+                        help="these, beside those built before (causal or none)")
     parser.add_argument("--commit", help="of the checkout, if it is no git clone")
     parser.add_argument("--cutlass-commit", help="of its csrc/cutlass, if that is no git clone")
     options = parser.parse_args(argv)

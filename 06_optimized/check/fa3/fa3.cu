@@ -2,62 +2,23 @@
 // compare.py times both in one process, on the same tensors. What mha_fwd and mha_bwd of
 // hopper/flash_api.cpp do for bf16, equal numbers of heads, fixed lengths and one split, on memory
 // that is there already.
-#include <cuda_runtime.h>
-
 #include <algorithm>
 #include <cmath>
-#include <cstdint>
-#include <stdexcept>
-#include <string>
 
+#include "06_optimized/check/fa3/fa3.hpp"
 #include "common/measure/peers/peer.hpp"
-#include "flash.h"
-
-#include "built.hpp"  // by build.py: FA3_COMMIT and other texts, FA3_KERNELS(X)
-
-#define DECLARED(pass, d, causal) void fa3_##pass##_##d##_##causal(Flash_bwd_params&, cudaStream_t);
-FA3_KERNELS(DECLARED)
-#undef DECLARED
 
 namespace {
 
-using Run = void (*)(Flash_bwd_params&, cudaStream_t);
-
-struct Kernel {
-  std::string pass;  // forward, backward, deterministic
-  std::int64_t d, causal;
-  Run run;
-};
-#define LISTED(pass, d, causal) {#pass, d, causal, fa3_##pass##_##d##_##causal},
-const Kernel kernels[] = {FA3_KERNELS(LISTED)};
-#undef LISTED
-
-void refuse_if(bool wrong, const std::string& why) {
-  if (wrong) throw std::invalid_argument("FlashAttention-3: " + why);
-}
-void check(cudaError_t e) {
-  if (e != cudaSuccess) throw std::runtime_error(std::string("CUDA: ") + cudaGetErrorString(e));
-}
-
-int attribute(cudaDeviceAttr what) {
-  int device = 0, value = 0;
-  check(cudaGetDevice(&device));
-  check(cudaDeviceGetAttribute(&value, what, device));
-  return value;
-}
+using namespace fa3;
 
 // Throws a reason if the call is not for any kernel of this library.
 Run kernel_for(const std::string& pass, const fa_peer_call& c) {
   refuse_if(c.dtype != 2, "built for bf16");
   refuse_if(c.H != c.Hkv, "built for as many key heads as query heads");
   refuse_if(c.N <= 0 || c.N % 256 != 0, "built for N that are multiples of 256");
-  refuse_if(attribute(cudaDevAttrComputeCapabilityMajor) != 9, "for compute capability 9.0");
-  const std::string which =
-      pass + ", d = " + std::to_string(c.d) + ", " + (c.causal ? "causal" : "no mask");
-  for (const Kernel& k : kernels)
-    if (k.pass == pass && k.d == c.d && k.causal == (c.causal != 0)) return k.run;
   refuse_if(pass == "deterministic" && c.d > 128, "has no deterministic backward for d > 128");
-  throw std::invalid_argument("FlashAttention-3: not built (" + which + ")");
+  return kernel_of(pass, c.d, c.causal != 0);
 }
 std::string backward_pass(const std::string& kernel) {
   if (kernel == "fa3" || kernel == "best") return "backward";
@@ -70,8 +31,6 @@ void check_forward_name(const std::string& kernel) {
 }
 
 // ---- what a call takes --------------------------------------------------------------------------
-
-constexpr std::int64_t rounded(std::int64_t n, std::int64_t to) { return (n + to - 1) / to * to; }
 
 // The tiles of a backward, as flash_api.cpp has them: they say how its scratch lies.
 std::int64_t queries_of_a_tile(const fa_peer_call& c) {
@@ -120,8 +79,7 @@ Flash_bwd_params params_of(const fa_peer_call& c) {
   p.window_size_left = int(c.N - 1);
   p.window_size_right = p.is_causal ? 0 : int(c.N - 1);
   p.num_splits = 1;
-  static const int multiprocessors = attribute(cudaDevAttrMultiProcessorCount);
-  p.num_sm = multiprocessors;
+  p.num_sm = multiprocessors();
   return p;
 }
 

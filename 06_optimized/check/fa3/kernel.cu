@@ -1,7 +1,13 @@
 // One kernel of FlashAttention-3, in a file's compilation of its own; build.py defines
 //   FA3_NAME      the function that launches it
 //   FA3_D         64, 128, 256
-//   FA3_CAUSAL, FA3_BACKWARD, FA3_DETERMINISTIC   0 or 1
+//   FA3_CAUSAL and the following: 0 or 1
+//   FA3_BACKWARD, FA3_DETERMINISTIC
+//   FA3_DECODE    a few queries of a sequence: one tile holds those of a head
+//   FA3_PACKED    or those of all heads that share keys
+//   FA3_SPLIT     and a block sees a part of the keys, so O and LSE are the part's
+//   FA3_PAGED     and the keys lie in pages
+//   FA3_MERGE     puts the parts together
 //
 // FlashAttention-3's own dispatch chooses the tiles. It asks at run time what kind of call it is,
 // and would compile a kernel for every answer, so its switches are given the one answer here.
@@ -9,8 +15,9 @@
 
 namespace asked {  // by the names that the dispatch gives to its answers
 [[maybe_unused]] constexpr bool GQA = false, HasQV_ = false, Deterministic_ = FA3_DETERMINISTIC;
-// N is a multiple of 256: an even number of tiles of 128 queries.
-[[maybe_unused]] constexpr bool Use_cluster = true;
+[[maybe_unused]] constexpr bool Varlen = false;
+// A forward's N is a multiple of 256: an even number of tiles of 128 queries.
+[[maybe_unused]] constexpr bool Use_cluster = !FA3_DECODE;
 }  // namespace asked
 
 #undef BOOL_SWITCH
@@ -34,6 +41,7 @@ namespace asked {  // by the names that the dispatch gives to its answers
 #define JOINED(a, b) JOINED_(a, b)
 #define OWN(name) JOINED(FA3_NAME, name)
 #define run_mha_fwd_ OWN(_forward)
+#define run_mha_fwd_combine_ OWN(_combine)
 #define run_mha_bwd_dispatch OWN(_dispatch)
 #define run_mha_bwd_hdim64 OWN(_64)
 #define run_mha_bwd_hdim128 OWN(_128)
@@ -41,6 +49,8 @@ namespace asked {  // by the names that the dispatch gives to its answers
 
 #if FA3_BACKWARD
 #include "flash_bwd_launch_template.h"
+#elif FA3_MERGE
+#include "flash_fwd_combine_launch_template.h"
 #else
 #include "flash_fwd_launch_template.h"
 #endif
@@ -48,8 +58,10 @@ namespace asked {  // by the names that the dispatch gives to its answers
 void FA3_NAME(Flash_bwd_params& params, cudaStream_t stream) {
 #if FA3_BACKWARD
   JOINED(FA3_NAME, JOINED(_, FA3_D))<90, cutlass::bfloat16_t, /*softcap*/ false>(params, stream);
+#elif FA3_MERGE
+  run_mha_fwd_combine_<cutlass::bfloat16_t, float, FA3_D>(params, stream, /*early launch*/ true);
 #else
-  run_mha_fwd_<90, cutlass::bfloat16_t, FA3_D, FA3_D, /*split*/ false, /*paged*/ false,
-               /*softcap*/ false, /*packed heads*/ false>(params, stream);
+  run_mha_fwd_<90, cutlass::bfloat16_t, FA3_D, FA3_D, FA3_SPLIT, FA3_PAGED, /*softcap*/ false,
+               FA3_PACKED>(params, stream);
 #endif
 }

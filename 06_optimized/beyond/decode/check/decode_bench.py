@@ -6,7 +6,8 @@ Needs PyTorch and a GPU. bf16, one new query a sequence that sees all keys. Head
 of d = 128, and 32 on 32 of d = 64; 1, 8 and 64 sequences of 1,024 to 131,072 tokens, as far as the memory reaches. Ours
 runs with as many parts as its formula says, with one part, and in pages of 64 tokens in random order; at a few settings
 with 1, 2, 4 ... 64 parts. Beside it PyTorch's scaled_dot_product_attention by its backends, FlexAttention at a few
-settings (--flex 0 leaves it out), and flash_attn_with_kvcache of FlashAttention-3 or 2 where their modules are there.
+settings (--flex 0 leaves it out), and flash_attn_with_kvcache of FlashAttention-3 or 2 where their modules are there;
+FlashAttention-3 by --fa3 too, the library that 06_optimized/check/fa3/build.py --decode builds.
 
 Every contender gets the same tensors, recorded as a CUDA graph of several launches, so that no time of the host counts.
 A launch reads other keys than the one before it, until 256 MiB are read (more than a cache holds). The contenders of a
@@ -50,7 +51,7 @@ Row = dict[str, Any]
 
 
 class Call(ctypes.Structure):
-    """struct fa_decode_call of peer.cpp."""
+    """struct fa_decode_call of peer.hpp."""
 
     _fields_ = ([(name, ctypes.c_int64) for name in ("B", "Hq", "Hkv", "Nq", "Nk", "d", "dtype", "page_size", "pages",
                                                       "table_stride", "splits", "scratch_bytes")]
@@ -140,18 +141,18 @@ class Contender:
 # ---------------------------------------------------------------- ours
 
 class Library:
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, more: Sequence[str] = ()) -> None:
         try:
             self.c = ctypes.CDLL(str(path.resolve()))
-            for name in ("fa_decode_forward", "fa_decode_plan", "fa_decode_read", "fa_peer_compiler", "fa_peer_flags"):
+            for name in ("fa_decode_forward", "fa_decode_plan", "fa_peer_compiler", "fa_peer_flags", *more):
                 getattr(self.c, name).restype = ctypes.c_char_p
         except (OSError, AttributeError) as error:
             sys.exit(f"decode_bench.py: {path}: {error}")
 
-    def contender(self, t: Tensors, name: str, splits: int, paged: bool) -> Contender:
+    def contender(self, t: Tensors, name: str, splits: int, paged: bool, lengths: bool = True) -> Contender:
         s = t.setting
         call = Call(B=s.B, Hq=s.Hq, Hkv=s.Hkv, Nq=1, Nk=s.N, d=s.d, dtype=2, splits=splits, Q=t.Q.data_ptr(),
-                    O=t.O.data_ptr(), lengths=t.lengths.data_ptr())
+                    O=t.O.data_ptr(), lengths=t.lengths.data_ptr() if lengths else None)
         if paged:
             call.page_size, call.pages, call.table_stride = PAGE, t.pages, s.N // PAGE
             call.table = t.table.data_ptr()
@@ -300,10 +301,11 @@ def first_line(error: BaseException) -> str:
 
 # ---------------------------------------------------------------- who runs where
 
-MODULES = {"fa3": "flash_attn_interface", "fa2_kvcache": "flash_attn"}
+MODULES = {"fa3_kvcache": "flash_attn_interface", "fa2_kvcache": "flash_attn"}
 
 
-def contenders(library: Library, t: Tensors, sweep: bool, with_flex: bool) -> Iterator[tuple[str, Callable[[], Contender]]]:
+def contenders(library: Library, fa3: Library | None, t: Tensors, sweep: bool,
+               with_flex: bool) -> Iterator[tuple[str, Callable[[], Contender]]]:
     yield "ours", lambda: library.contender(t, "ours", 0, False)
     if sweep:
         for parts in (1, 2, 4, 8, 16, 32, 64):
@@ -313,6 +315,9 @@ def contenders(library: Library, t: Tensors, sweep: bool, with_flex: bool) -> It
     yield "ours_1", lambda: library.contender(t, "ours_1", 1, False)
     for name, backend in BACKENDS.items():
         yield name, lambda name=name, backend=backend: sdpa(t, name, backend)  # type: ignore[misc]
+    if fa3:
+        yield "fa3", lambda: fa3.contender(t, "fa3", 0, False, lengths=False)
+        yield "fa3_paged", lambda: fa3.contender(t, "fa3_paged", 0, True, lengths=False)
     for name, module in MODULES.items():
         yield name, lambda name=name, module=module: with_kvcache(t, name, module)  # type: ignore[misc]
     if with_flex:
@@ -325,7 +330,7 @@ def measured(library: Library, s: Setting, kind: str, options: argparse.Namespac
     base = {"kind": kind, "B": s.B, "Hq": s.Hq, "Hkv": s.Hkv, "d": s.d, "N": s.N, "bytes": s.bytes, "copies": s.copies}
     rows: list[Row] = []
     good: list[Contender] = []
-    for name, make in contenders(library, t, kind == "parts", kind == "flex"):
+    for name, make in contenders(library, options.fa3, t, kind == "parts", kind == "flex"):
         try:
             c = make()
             error = once(c, t)
@@ -385,6 +390,8 @@ def commit() -> str:
 
 def context(library: Library, options: argparse.Namespace) -> Row:
     device = torch.cuda.get_device_properties(0)
+    fa3 = {name: getattr(options.fa3.c, f"fa_peer_{function}")().decode()
+           for name, function in (("fa3_commit", "commit"), ("cutlass_commit", "cutlass"))} if options.fa3 else {}
     return {"device": device.name, "isa": f"sm_{device.major}{device.minor}", "cores": device.multi_processor_count,
             "memory_bytes": device.total_memory, "compiler": library.c.fa_peer_compiler().decode(),
             "flags": library.c.fa_peer_flags().decode(), "commit": commit(),
@@ -393,7 +400,7 @@ def context(library: Library, options: argparse.Namespace) -> Row:
             "clocks_limits": gpu("clocks.max.sm,clocks.max.mem,power.limit"), "seed": options.seed,
             "method": f"{options.rounds} rounds, order drawn anew; CUDA graphs of a launch for each copy of the cache, "
                       f"{COLD >> 20} MiB of keys and values or more before any is read again, replayed for "
-                      f"{options.block:g} ms; bf16, one query a sequence; bytes are those of K and V"}
+                      f"{options.block:g} ms; bf16, one query a sequence; bytes are those of K and V"} | fa3
 
 
 def write(path: Path, data: Row) -> None:
@@ -412,7 +419,7 @@ def told(rows: Sequence[Row], best: float) -> str:
 def run(options: argparse.Namespace) -> int:
     if not torch.cuda.is_available():
         sys.exit("decode_bench.py: PyTorch finds no GPU")
-    library = Library(options.library)
+    library = Library(options.library, ("fa_decode_read",))
     began = time.monotonic()
     data: Row = {"context": context(library, options), "roof": roof(library, options), "skipped": [], "rows": []}
     best = data["roof"]["GB_per_s"]
@@ -454,6 +461,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--block", type=float, default=4, help="milliseconds of launches per timing")
     parser.add_argument("--limit", type=float, default=140, help="seconds after which no setting is begun")
     parser.add_argument("--longest", type=int, default=131072, help="tokens")
+    parser.add_argument("--fa3", type=lambda path: Library(Path(path), ("fa_peer_commit", "fa_peer_cutlass")),
+                        metavar="LIBRARY", help="FlashAttention-3 (build/fa3/libfa3.so)")
     parser.add_argument("--flex", type=int, default=3, help="settings with FlexAttention, 0 to 3")
     parser.add_argument("--seed", type=int, default=1)
     return run(parser.parse_args(argv))
