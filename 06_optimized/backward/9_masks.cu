@@ -16,8 +16,8 @@
 #include <cfloat>
 
 #include "06_optimized/backward.hpp"
-#include "06_optimized/backward/steps.cuh"
 #include "06_optimized/backward/bring.cuh"
+#include "06_optimized/backward/steps.cuh"
 #include "06_optimized/ptx/mma.cuh"
 #include "06_optimized/ptx/tma.cuh"
 #include "06_optimized/ptx/wgmma.cuh"

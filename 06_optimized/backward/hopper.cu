@@ -20,8 +20,8 @@
 #include <cfloat>
 
 #include "06_optimized/backward.hpp"
-#include "06_optimized/backward/steps.cuh"
 #include "06_optimized/backward/bring.cuh"
+#include "06_optimized/backward/steps.cuh"
 #include "06_optimized/ptx/add.cuh"
 #include "06_optimized/ptx/mma.cuh"
 #include "06_optimized/ptx/tma.cuh"

@@ -89,13 +89,15 @@ std::size_t scratch_bytes(const Problem& p, const Options& options = {});
 
 // O = softmax(scale Q K^T + mask) V over the cache. T is float (kernel `tiled`, d <= 128), or
 // __half or __nv_bfloat16 (`fa2`: tensor cores, compute capability 8.0 and later, d <= 256,
-// scale > 0). p.Nk is the largest length, p.key_lengths the lengths, in device memory, clamped to
-// [0, Nk]; null: all Nk. p.causal must be none: see Options. Nq is 1 to 8; 0: nothing is done, not
-// even appended. A row that sees no key: O = 0, LSE = -infinity. Returns the number of parts. The
-// same bits from run to run, not for another number of parts.
+// scale > 0, and every score times scale log2 e must be finite in fp32). p.Nk is the largest
+// length, p.key_lengths the lengths, in device memory, clamped to [0, Nk]; null: all Nk. p.causal
+// must be none: see Options. Nq is 1 to 8; 0: nothing is done, not even appended. A row that sees
+// no key: O = 0, LSE = -infinity. Returns the number of parts. The same bits from run to run, not
+// for another number of parts.
 //
 // Throws std::invalid_argument, before any write, for arguments outside of this, and fa::CudaError
-// where CUDA fails. Puts its work on the stream and returns at once.
+// where CUDA fails. It does not see whether scratch, table or lengths overlap another tensor. Puts
+// its work on the stream and returns at once.
 template <class T>
 int forward(const Problem& p, const Tensors<T>& t, const Options& options = {});
 

@@ -27,6 +27,8 @@ void check_sizes(const Problem& p) {
           ": causal must be none; Options::causal says what the last queries of a sequence see");
   require(p.Nq <= max_Nq, who, ": Nq must lie in [0, ", max_Nq, "], got ", p.Nq);
   require(p.Nk <= 1 << 30, who, ": Nk must be at most 2^30, got ", p.Nk);
+  require(p.B <= 1 << 30 && (p.B == 0 || p.Hq * p.Nq <= (1 << 30) / p.B), who,
+          ": B Hq Nq must be at most 2^30, got B = ", p.B, ", Hq = ", p.Hq, ", Nq = ", p.Nq);
 }
 
 template <class T>

@@ -277,10 +277,11 @@ __global__ void __launch_bounds__(threads, Sizes::blocks)
       float sum = 0;
       for (int w = 0; w < warps; ++w)
         sum += weight[w] * reinterpret_cast<float*>(all + w * Sizes::own)[r * D + x];
+      const float O_x = l_all == 0 ? 0 : sum * inverse;  // not 0 * NaN where no key is seen
       if (whole)
-        to[x] = T(sum * inverse);
+        to[x] = T(O_x);
       else
-        parts.O[(before + row) * d + x] = sum * inverse;
+        parts.O[(before + row) * d + x] = O_x;
     }
     float* const L = whole ? t.LSE : parts.L + before;
     if (L && lane == 0) L[row] = scale * m_all + logf(l_all);

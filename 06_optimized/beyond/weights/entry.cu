@@ -66,13 +66,14 @@ void ask(const Problem& p, const Inputs<T>& in, const Wanted& wanted, cudaStream
 
 template <class T>
 Head<T> one_head(const Problem& p, const Inputs<T>& in, std::int64_t b, std::int64_t h) {
+  check_sizes<T>(p);
   require(b >= 0 && b < p.B, who, ": b must lie in [0, B = ", p.B, "), got ", b);
   require(h >= 0 && h < p.Hq, who, ": h must lie in [0, Hq = ", p.Hq, "), got ", h);
   Head<T> one{p, in};
   one.p.B = one.p.Hq = one.p.Hkv = 1;
   if (p.key_lengths) one.p.key_lengths += b;
-  one.in.Q.data = in.Q.at(b, h);
-  one.in.K.data = in.K.at(b, p.key_head(h));
+  if (in.Q.data) one.in.Q.data = in.Q.at(b, h);
+  if (in.K.data) one.in.K.data = in.K.at(b, p.key_head(h));
   if (in.LSE) one.in.LSE += (b * p.Hq + h) * p.Nq;
   return one;
 }

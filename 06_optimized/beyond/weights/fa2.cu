@@ -244,6 +244,7 @@ __global__ void __launch_bounds__(threads, 2)
     seen[n % 2 * Br + r] = L == -INFINITY ? 0 : clamped(mask.visible_keys(i0 + r) - j0, Bc);
   };
   load<D, Bc>(Kj, K, j0, clamped(mask.length - j0, Bc), aligned);
+  cp_async_commit();  // waited for at the end if no row comes along
   if (first < p.Nq) bring(first, 0);
 
   float sum[2 * groups] = {};

@@ -292,12 +292,13 @@ TEST_F(decode, AllSeeAll) {
 }
 
 TEST_F(decode, Layouts) {
-  std::vector<Spec> specs(4, sized_as(2, 4, 2, 2, 50, 24, {50, 20}));
+  std::vector<Spec> specs(5, sized_as(2, 4, 2, 2, 50, 24, {50, 20}));
   specs[0].layout.order = Layout::Order::BNHD;
   specs[1].layout.gap = 3, specs[1].layout.offset = 1;
   specs[2].layout.reversed = true;
   specs[3].layout.order = Layout::Order::BNHD, specs[3].layout.in_16_bytes = true;
   specs[3].layout.gap = 1;
+  specs[4].p.d = 13, specs[4].layout.in_16_bytes = true;  // 16 bytes that end behind the row
   all_right(specs, {{}, {16, true, true}}, {2});
 }
 
@@ -317,7 +318,7 @@ TEST_F(decode, Scale) {
 TEST_F(decode, AnyNumberOfParts) {
   each_type([]<class T>(T) {
     Case<T> c(sized_as(2, 2, 1, 2, 600, 16, {600, 100}), {16});
-    for (int parts : {1, 2, 3, 5, 8, 19, 64}) {
+    for (int parts : {1, 2, 3, 5, 8, 19, 64, 65, 200}) {
       EXPECT_EQ(c.run(parts), parts);
       EXPECT_EQ(c.verdict(), "") << parts << " parts, " << sizeof(T) << " bytes";
     }
