@@ -33,7 +33,7 @@ inline constexpr int widest = sizeof(T) == 4 ? 128 : 256;  // d, at most
 // there are, with the new ones. Contiguous, if `table` is null: K and V are [B, Hkv, Nk, d]. Else
 // in pages: K and V are [pages, Hkv, page_size, d], and token j of sequence b is row j % page_size
 // of page table[b * table_stride + j / page_size]. Sequences may share pages that nobody appends
-// to. What lies behind a sequence's length, or in a page that no table names, is never read.
+// to. What lies behind a sequence's length is never read.
 template <class T>
 struct Cache {
   View<T> K, V;                         // written only where new tokens are appended
@@ -65,7 +65,7 @@ struct Options {
   Scratch scratch = {};  // scratch_bytes() of device memory, aligned to 4
 };
 
-// What a kernel takes at a time, and how many of its blocks share an SM.
+// What a kernel takes at a time, and how many of its blocks `splits` assumes on an SM: as 9.0 has.
 struct Shape {
   int rows, keys, blocks;
 };

@@ -20,7 +20,7 @@ constexpr int max_d = widest<float>;
 __global__ void tiled_kernel(Problem p, Inputs<float> t, Wanted wanted, float scale) {
   // [blank]
   constexpr int pad = 1;  // without it all lanes would read K from the same bank
-  __shared__ float Qi[Br][max_d], Kj[Bc][max_d + pad];  // 25 KiB
+  __shared__ float Qi[Br][max_d], Kj[Bc][max_d + pad];  // 24 KiB
 
   const int lane = threadIdx.x % lanes, warp = threadIdx.x / lanes, d = int(p.d);
   const Box box = wanted.box;
