@@ -28,7 +28,7 @@ from pathlib import Path
 SLOW = (re.compile(r"/06_optimized/check/"), "-performance-unnecessary-value-param")
 OURS = re.compile(r"^namespace fa|^extern \"C\"|^[a-z].*\bfa::\w+::\w+( =|\()", re.M)  # opens one of our namespaces
 GROUP = 8  # files: as much as one call takes while the others take as much
-IRRELEVANT = re.compile(r"-O.*|-g.*|-W.*|-w|-march=.*|-m.*|-fPIC|-D\w+_EXPORTS")
+IRRELEVANT = re.compile(r"-O.*|-g.*|-W.*|-w|-m.*|-f.*|--param=.*|-D\w+_EXPORTS")  # -march is given below
 TEXTS = re.compile(r"(-DFA_(?:COMPILER|FLAGS|BUILD_TYPE|SOURCE_DIR)=).*")  # any will do
 NOISE = re.compile(r"\d+ warnings? (generated|treated)|Suppressed \d+ warnings|Use -header-filter")
 
