@@ -1,5 +1,5 @@
-// A row of S in rungs 2 to 5 and fa2: an accumulator of mma.sync holds it in 4 lanes, which combine
-// what each of them has found. Rung 1 spells this out.
+// A row of S in rungs 2 to 5, fa2 and the walks: an accumulator of mma.sync holds it in 4 lanes,
+// which combine what each of them has found. Rung 1 spells this out.
 #pragma once
 #include "common/core/cuda.hpp"
 

@@ -5,8 +5,8 @@
 
 namespace fa::decode {
 
-// From compute capability 9.0 on the merge is launched while the parts are at work, and waits for
-// them itself: between the two kernels no time is lost.
+// Built for compute capability 9.0 or later, the merge is launched while the parts are at work, and
+// waits for them itself.
 __device__ inline void merge_may_start() {
 #if defined(FA_EMULATED) || __CUDA_ARCH__ >= 900
   optimized::next_kernel_may_start();

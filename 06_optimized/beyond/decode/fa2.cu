@@ -6,14 +6,15 @@
 // A key costs 4 d bytes to read, and 4 d FLOP for each row; with 4 rows, 4 FLOP for a byte, where
 // an H200 could make 200. So the kernel is about bytes under way. Little's law asks for bandwidth
 // times latency: some 36 bytes a nanosecond and SM, for about 700 ns: 25 KiB. K_j and V_j of a warp
-// are 8 KiB at d = 128, and 16 warps share an SM. Measured: more warps are worth more than a second
-// pair of buffers or Q in registers, which would leave room for 12.
+// are 8 KiB at d = 128, and 16 warps share an SM. In development runs these were worth more than a
+// second pair of buffers or Q in registers, which would leave room for 12.
 //
 //   Tile        what fits for d <= 64, 128 and 256
 //   at          the place of a chunk; of its neighbours along d, one xor away, for ldmatrix
 //   load        rows by cp.async, or number by number if addresses are no multiples of 16 bytes
 //   fa2_kernel  Q_i; step for step the keys of the part; the warps' O_i together
 #include "06_optimized/beyond/decode/cache.cuh"
+#include "06_optimized/forward/rows.cuh"
 #include "06_optimized/optimized.hpp"
 #include "06_optimized/ptx/fragments.hpp"
 #include "06_optimized/ptx/mma.cuh"
@@ -68,16 +69,6 @@ __device__ void load(T* tile, const Row& row, int first, int rows, int d, bool a
         tile[at<D>(r, chunk) + e] = r < rows && e < inside ? row(r)[8 * chunk + e] : T(0.f);
     }
   }
-}
-
-// Combines the 4 lanes that share a row.
-__device__ float row_max(float x) {
-  for (int bits = 2; bits > 0; bits /= 2) x = fmaxf(x, __shfl_xor_sync(0xffffffff, x, bits));
-  return x;
-}
-__device__ float row_sum(float x) {
-  for (int bits = 2; bits > 0; bits /= 2) x += __shfl_xor_sync(0xffffffff, x, bits);
-  return x;
 }
 
 // [quote kernel]

@@ -9,6 +9,7 @@
 //   columns_kernel  Q and K exchanged: K_j stays, Q_i comes, and what was fa2's l, the sum over
 //                   all that comes, is the column's sum
 #include "06_optimized/beyond/weights/list.cuh"
+#include "06_optimized/forward/rows.cuh"
 #include "06_optimized/optimized.hpp"
 #include "06_optimized/ptx/fragments.hpp"
 #include "06_optimized/ptx/mma.cuh"
@@ -28,7 +29,7 @@ struct Tile {
   static constexpr int D = D_, Bc = Bc_;
   static constexpr int groups = D <= 128 ? 2 : 1;  // of 16 rows that a warp owns
   static constexpr int Br = 16 * groups * warps;
-  static constexpr int pitch = Bc + 8;                            // of P_ij: no bank conflicts
+  static constexpr int pitch = Bc + 8;                            // of P_ij: 8 rows in other banks
   static constexpr std::size_t operands = (Br + Bc) * D * 2;      // bytes: what stays, what comes
   static constexpr std::size_t P_bytes = 16 * warps * pitch * 4;  // a group at a time
   static constexpr std::size_t shared_bytes = operands + P_bytes + Br * max_k * sizeof(Rank);
@@ -66,12 +67,6 @@ __device__ void load(T* tile, const Rows<const T>& X, std::int64_t first, int ro
       from += at_once * X.stride;
     }
   }
-}
-
-// Combines the 4 lanes that share a row.
-__device__ float row_sum(float x) {
-  for (int bits = 2; bits > 0; bits /= 2) x += __shfl_xor_sync(0xffffffff, x, bits);
-  return x;
 }
 
 // S = A B^T. B's rows are the columns of the operand, so its pairs lie in memory.
