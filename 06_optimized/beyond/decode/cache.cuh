@@ -18,6 +18,20 @@ __device__ inline void parts_are_done() {
 #endif
 }
 
+// How many blocks of a kernel an SM holds at once; the emulator, which has no SMs, is told.
+template <class Kernel>
+int blocks_of_an_sm([[maybe_unused]] Kernel kernel, [[maybe_unused]] int threads,
+                    [[maybe_unused]] std::size_t shared_bytes, int told) {
+#ifdef FA_EMULATED
+  return told;
+#else
+  allow_shared_memory(kernel, shared_bytes);
+  FA_CUDA_CHECK(
+      cudaOccupancyMaxActiveBlocksPerMultiprocessor(&told, kernel, threads, shared_bytes));
+  return told > 0 ? told : 1;
+#endif
+}
+
 // Block n takes a tile of rows of key head g of sequence b against part `split` of its keys. Row r
 // of all rows of a key head is query r % Nq of query head r / Nq of the group: all of them want the
 // same keys. Blocks that read the same keys follow each other.

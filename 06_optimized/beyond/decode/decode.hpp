@@ -65,7 +65,7 @@ struct Options {
   Scratch scratch = {};  // scratch_bytes() of device memory, aligned to 4
 };
 
-// What a kernel takes at a time, and how many of its blocks `splits` assumes on an SM: as 9.0 has.
+// What a kernel takes at a time, and how many of its blocks an SM of the current GPU holds.
 struct Shape {
   int rows, keys, blocks;
 };

@@ -27,7 +27,7 @@ using namespace optimized;
 
 constexpr int warps = 4, threads = 32 * warps;
 
-// For head dimensions of at most D, so many blocks on an SM
+// For head dimensions of at most D. blocks: that an SM of 9.0 has room for.
 template <int D_, int blocks_>
 struct Tile {
   static constexpr int D = D_, blocks = blocks_;
@@ -305,7 +305,11 @@ auto with_tile(std::int64_t d, const Run& run) {
 
 template <class T>
 Shape shape(std::int64_t d) {
-  return with_tile(d, [](auto tile) { return Shape{tile.Br, warps * tile.Bc, tile.blocks}; });
+  return with_tile(d, [](auto tile) {
+    const int blocks =
+        blocks_of_an_sm(fa2_kernel<decltype(tile), T>, threads, tile.shared_bytes, tile.blocks);
+    return Shape{tile.Br, warps * tile.Bc, blocks};
+  });
 }
 template Shape shape<__half>(std::int64_t);
 template Shape shape<__nv_bfloat16>(std::int64_t);

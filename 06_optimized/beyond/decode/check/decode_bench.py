@@ -44,6 +44,7 @@ ROOT = Path(__file__).resolve().parents[4]
 PAGE = 64
 COLD = 256 << 20  # bytes of keys and values before any is read again
 MOST_COPIES = 64
+GRAPH = 4 << 30  # bytes that a graph reads, if 64 launches do: about a millisecond
 SAMPLES = 3  # rows that are compared
 BACKENDS = {"flash": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION}
 POINTERS = ("Q", "K", "V", "new_K", "new_V", "O", "LSE", "table", "lengths", "scratch", "stream")
@@ -136,6 +137,7 @@ class Contender:
     notes: Row = field(default_factory=dict)
     graph: Any = None
     ms: list[float] = field(default_factory=list)
+    computes: bool = True  # and so can be right or wrong
 
 
 # ---------------------------------------------------------------- ours
@@ -207,17 +209,29 @@ def with_kvcache(t: Tensors, name: str, module: str) -> Contender:
     return Contender(name, launch, lambda: last["O"].transpose(1, 2))
 
 
+def read(library: Library, K: torch.Tensor, V: torch.Tensor, never: torch.Tensor) -> torch.Tensor:
+    """Both once, by peer_read.cu, which writes nothing."""
+    stream = torch.cuda.current_stream().cuda_stream
+    complain(library.c.fa_decode_read(ctypes.c_void_p(K.data_ptr()), ctypes.c_void_p(V.data_ptr()),
+                                      ctypes.c_int64(K.nbytes), ctypes.c_void_p(never.data_ptr()),
+                                      ctypes.c_void_p(stream)))
+    return never
+
+
+def reader(library: Library, t: Tensors) -> Contender:
+    """The same bytes, and no attention: what a launch of this size can reach."""
+    never = torch.zeros(1, device="cuda", dtype=torch.int32)
+
+    def launch(copy: int) -> None:
+        read(library, t.K[copy], t.V[copy], never)
+    return Contender("read", launch, lambda: t.O, computes=False)
+
+
 def readers(library: Library, bytes_: int) -> list[Contender]:
     """Ways to read a large tensor once: peer_read.cu, and PyTorch's."""
     x = torch.ones(bytes_ // 4, device="cuda", dtype=torch.float32)
-    never = torch.zeros(1, device="cuda", dtype=torch.int32)
-
-    def read() -> torch.Tensor:
-        stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
-        complain(library.c.fa_decode_read(ctypes.c_void_p(x.data_ptr()), ctypes.c_int64(bytes_),
-                                          ctypes.c_void_p(never.data_ptr()), stream))
-        return never
     halves = x.view(2, -1)
+    never = torch.zeros(1, device="cuda", dtype=torch.int32)
     kept: dict[str, torch.Tensor] = {}
 
     def of(name: str, f: Callable[[], torch.Tensor]) -> Contender:
@@ -226,14 +240,15 @@ def readers(library: Library, bytes_: int) -> list[Contender]:
         return Contender(name, launch, lambda: kept[name])
     ones = torch.ones(4096, device="cuda", dtype=torch.bfloat16)
     matrix = x.view(torch.bfloat16).view(-1, 4096)
-    return [of("read", read), of("sum", x.sum), of("amax", lambda: halves.amax(1)), of("mv", lambda: matrix @ ones)]
+    return [of("read", lambda: read(library, *halves, never)), of("sum", x.sum), of("amax", lambda: halves.amax(1)),
+            of("mv", lambda: matrix @ ones)]
 
 
 # ---------------------------------------------------------------- how long does it take?
 
-def recorded(c: Contender, copies: int) -> None:
-    """A graph of one launch for each copy, or of several of the only one."""
-    count = max(copies, 2)
+def recorded(c: Contender, copies: int, bytes_: int) -> None:
+    """A graph of launches, each with the next copy, that reads so much that its own start does not count."""
+    count = max(copies, 2, min(MOST_COPIES, GRAPH // bytes_))
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
@@ -270,10 +285,10 @@ def milliseconds(c: Contender, least: float) -> float:
 
 def once(c: Contender, t: Tensors) -> float:
     """The error of one launch of the first copy, over an O of NaN."""
-    t.O.fill_(math.nan)
+    t.O.fill_(math.nan if c.computes else 0)
     c.launch(0)
     torch.cuda.synchronize()
-    return t.error(c.result(), c.paged)
+    return t.error(c.result(), c.paged) if c.computes else 0
 
 
 def roof(library: Library, options: argparse.Namespace) -> Row:
@@ -282,7 +297,7 @@ def roof(library: Library, options: argparse.Namespace) -> Row:
     found: Row = {"bytes": size}
     for c in readers(library, size):
         try:
-            recorded(c, 1)
+            recorded(c, 1, size)
             ms = [milliseconds(c, 5) for _ in range(options.rounds)]
             found[c.name] = round(1e-6 * size / statistics.median(ms), 1)
         except (Failed, RuntimeError) as error:
@@ -313,6 +328,7 @@ def contenders(library: Library, fa3: Library | None, t: Tensors, sweep: bool,
         return
     yield "ours_paged", lambda: library.contender(t, "ours_paged", 0, True)
     yield "ours_1", lambda: library.contender(t, "ours_1", 1, False)
+    yield "read", lambda: reader(library, t)
     for name, backend in BACKENDS.items():
         yield name, lambda name=name, backend=backend: sdpa(t, name, backend)  # type: ignore[misc]
     if fa3:
@@ -336,7 +352,7 @@ def measured(library: Library, s: Setting, kind: str, options: argparse.Namespac
             error = once(c, t)
             if not error < 1e-2:
                 raise Failed(f"wrong before timing: relative error {error:.3g}")
-            recorded(c, s.copies)
+            recorded(c, s.copies, s.bytes)
             c.notes["error"] = float(f"{error:.3g}")
             good.append(c)
         except (ImportError, AttributeError):

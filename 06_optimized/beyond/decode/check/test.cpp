@@ -302,6 +302,28 @@ TEST_F(decode, Layouts) {
   all_right(specs, {{}, {16, true, true}}, {2});
 }
 
+// One tensor alone whose rows do not begin at multiples of 16 bytes.
+TEST_F(decode, OneOfAllIsMisaligned) {
+  each_type([]<class T>(T) {
+    const Spec s = sized_as(1, 4, 2, 2, 90, 16);
+    Layout odd;
+    odd.gap = 1;
+    for (int which = 0; which < 5; ++which) {
+      Case<T> c(s, {16, true, true});
+      Buffer<T>* const all[] = {&c.meant.Q, &c.K, &c.V, &c.new_K, &c.new_V};
+      Buffer<T>& one = *all[which];
+      const Buffer<T> was = one;
+      const bool cache = which == 1 || which == 2;
+      one =
+          cache ? Buffer<T>(c.pages, 2, 16, 16, odd) : Buffer<T>(1, which == 0 ? 4 : 2, 2, 16, odd);
+      one.fill([&](Int b, Int h, Int i, Int x) { return double(was.at(b, h, i, x)); });
+      if (cache) c.fill();
+      c.run(2);
+      EXPECT_EQ(c.verdict(), "") << which << ", " << sizeof(T) << " bytes";
+    }
+  });
+}
+
 TEST_F(decode, Scale) {
   std::vector<Spec> specs(3, sized_as(1, 2, 1, 2, 70, 16));
   specs[0].p.scale = 0.7;
@@ -460,6 +482,41 @@ TEST_F(decode, TheSameBitsInEveryRun) {
     const std::vector<char> first = c.bits();
     c.run(5);
     EXPECT_TRUE(c.bits() == first);
+  });
+}
+
+// NaN in a row of Q reaches this row, NaN in a key those that see it, and nobody else a bit of it.
+TEST_F(decode, NaNReachesWhoSeesIt) {
+  each_type([]<class T>(T) {
+    const Int queries = 3, keys = 70;
+    Case<T> c(sized_as(1, 2, 1, queries, keys, 16), {16, true, true});
+    const auto run = [&c](int parts) {
+      c.fill();
+      c.run(parts);
+      return c.meant.O;
+    };
+    const auto compare = [&](const Buffer<T>& now, const Buffer<T>& before, const auto& hit) {
+      before.for_each([&](Int b, Int h, Int i, Int x) {
+        const double got = double(now.at(b, h, i, x)), was = double(before.at(b, h, i, x));
+        EXPECT_TRUE(hit(h, i) ? std::isnan(got) : got == was) << h << " " << i << " " << x;
+      });
+    };
+    for (int parts : {1, 3}) {
+      const Buffer<T> before = run(parts);
+      T& q = c.meant.Q.at(0, 1, 1, 5);
+      const T q_was = q;
+      q = T(NAN);
+      compare(run(parts), before, [](Int h, Int i) { return h == 1 && i == 1; });
+      q = q_was;
+      for (Int j : {Int(20), keys - 2, keys - 1}) {  // the last ones are appended
+        T& k = j < keys - queries ? c.meant.K.at(0, 0, j, 3)
+                                  : c.new_K.at(0, 0, j - (keys - queries), 3);
+        const T k_was = k;
+        k = T(NAN);
+        compare(run(parts), before, [&](Int, Int i) { return j <= keys - queries + i; });
+        k = k_was;
+      }
+    }
   });
 }
 
