@@ -9,7 +9,7 @@ from pathlib import Path
 from types import ModuleType
 
 from figure import Bar, Bars, Bound, Chart, Line, Lines, Point, Table, line, significant, subtitle
-from results import BadResults, Results, Row, Spread, group, median, ratio, spread
+from results import BadResults, Results, Row, Spread, group, load, median, ratio, recorded, spread
 
 sys.path.append(str(Path(__file__).resolve().parent))
 import ab  # noqa: E402
@@ -90,6 +90,9 @@ def charts(r: Results) -> list[Chart | Table]:
         items.append(step)
     if not items:
         raise BadResults("no row of stage06 in bf16; measure it too")
+    if TIMELINE.is_file() and json.loads(TIMELINE.read_text(encoding="utf-8"))["device"] != r.context["device"]:
+        return items  # all that follows is of the machine that the chapter shows
+    items += [item for p in (FORWARD, BACKWARD) if (item := machines(r, p))]
     if TIMELINE.is_file():
         items.append(cycles())
     if KERNELS.is_file():
@@ -232,6 +235,27 @@ def ratios(r: Results, p: Pass, chip: str) -> Table | None:
     return table(r, p, f"{p.prefix}ratios_{chip}",
                  ["d", "mask", "speed", *(f"N {n:g}" for n in lengths(r, p))], lines,
                  "README.md" if (p, chip) == (FORWARD, "hot") else p.page)
+
+
+def machines(r: Results, p: Pass) -> Table | None:
+    """This machine beside the others that are recorded: ours relative to the fastest peers of each."""
+    others = [load(path) for path in recorded(RESULTS.parent) if path.resolve() != r.path.resolve()]
+    ours, chip = next(iter(p.final)), "hot"
+    lines, seen = [], []
+    for d, causal in SIZES:
+        for each in (r, *others):
+            by = group(rows(each, p.what, ours, chip, d=d, causal=causal), "N")
+            rivals = [group(rows(each, p.what, peer, chip, "peer", d=d, causal=causal), "N") for peer in ("fa3", "cudnn")]
+            cells = [" · ".join(f"{ratio(rival[n], by[n], 'time').mid:.2f}" if n in rival else "–" for rival in rivals)
+                     + f" · {significant(1e-12 * median(by[n], 'flops'))}" if n in by else "–" for n in lengths(r, p)]
+            if any(cell != "–" for cell in cells):
+                lines.append([f"{d}", MASK[causal], each.context["device"], *cells])
+                seen += [each] * (each not in seen)
+    if len(seen) < 2:
+        return None
+    files = ", ".join(f"`results/{each.path.name}`" for each in seen)
+    return Table(f"{p.prefix}machines", ["d", "mask", "GPU", *(f"N {n:g}" for n in lengths(r, p))], lines, p.page,
+                 f"{p.title} by {p.final[ours]}, hot: speed relative to {FA3} · to cuDNN · TFLOP/s. Medians ({files}).")
 
 
 def errors(r: Results, p: Pass) -> Table | None:

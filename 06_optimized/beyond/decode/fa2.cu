@@ -7,7 +7,8 @@
 // an H200 could make 200. So the kernel is about bytes under way. Little's law asks for bandwidth
 // times latency: some 36 bytes a nanosecond and SM, for about 700 ns: 25 KiB. K_j and V_j of a warp
 // are 8 KiB at d = 128, and 16 warps share an SM. In development runs these were worth more than a
-// second pair of buffers or Q in registers, which would leave room for 12.
+// second pair of buffers or Q in registers, which would leave room for 12. At d <= 64 a second pair
+// costs no block, and pays where a block has few tiles: 4 % for 64 sequences of 1024 tokens.
 //
 //   Tile        what fits for d <= 64, 128 and 256
 //   at          the place of a chunk; of its neighbours along d, one xor away, for ldmatrix
@@ -27,14 +28,15 @@ using namespace optimized;
 
 constexpr int warps = 4, threads = 32 * warps;
 
-// For head dimensions of at most D. blocks: that an SM of 9.0 has room for.
-template <int D_, int blocks_>
+// For head dimensions of at most D. blocks: that an SM of 9.0 has room for. stages: of K_j and V_j.
+template <int D_, int blocks_, int stages_ = 1>
 struct Tile {
-  static constexpr int D = D_, blocks = blocks_;
+  static constexpr int D = D_, blocks = blocks_, stages = stages_;
   static constexpr int groups = 1;                 // of 16 rows: two would take twice the registers
   static constexpr int Br = 16 * groups, Bc = 16;  // rows of a block; keys of a warp's tile
   static constexpr bool Q_in_registers = D <= 64;
-  static constexpr int own = 2 * Bc * D;       // of a warp: numbers in its K_j and V_j
+  static constexpr int pair = 2 * Bc * D;      // numbers in a K_j and its V_j
+  static constexpr int own = stages * pair;    // of a warp
   static constexpr std::size_t shared_bytes =  // Q_i, K_j and V_j of each warp, m and l
       (Br * D + warps * own) * 2 + warps * Br * sizeof(float2);
 };
@@ -77,11 +79,10 @@ __global__ void __launch_bounds__(threads, Sizes::blocks)
     fa2_kernel(Problem p, Tensors<T> t, Parts parts, float scale, bool causal, bool aligned) {
   constexpr int D = Sizes::D, groups = Sizes::groups, Br = Sizes::Br, Bc = Sizes::Bc;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  T* const Qi = dynamic_shared<T>();               // [Br, D]
-  T* const all = Qi + Br * D;                      // [warps][K, V][Bc, D]
-  T* const Kj = all + warp * Sizes::own;           // this warp's [Bc, D]
-  T* const Vj = Kj + Bc * D;                       // [Bc, D]
-  float* const Oi = reinterpret_cast<float*>(Kj);  // at the end, in their place: [Br, D]
+  T* const Qi = dynamic_shared<T>();                 // [Br, D]
+  T* const all = Qi + Br * D;                        // [warps][K, V][Bc, D]
+  T* const mine = all + warp * Sizes::own;           // this warp's [stages][K, V][Bc, D]
+  float* const Oi = reinterpret_cast<float*>(mine);  // at the end, in their place: [Br, D]
   float2* const ml = reinterpret_cast<float2*>(all + warps * Sizes::own);  // [warps, Br]
 
   const int r0 = lane / 4;      // this thread's rows of the tile: r0 + 8 i, i < 2 groups
@@ -119,14 +120,17 @@ __global__ void __launch_bounds__(threads, Sizes::blocks)
   const auto row_of_Q = [&](int r) { return t.Q.at(work.b, work.head(p, r), work.query(p, r)); };
   load<D, Br / warps>(Qi, row_of_Q, warp * (Br / warps), rows, d, aligned);
   cp_async_commit();
-  bring(K, Kj, tile);
-  bring(V, Vj, tile);
+#pragma unroll
+  for (int n = 0; n < Sizes::stages; ++n) {
+    bring(K, mine + n * Sizes::pair, tile + n);
+    bring(V, mine + n * Sizes::pair + Bc * D, tile + n);
+  }
   // One block of all that share a key head. Nobody waits for it: new keys are read where they are.
   if (work.split == 0 && work.first == 0) {
     K.append(p);
     V.append(p);
   }
-  cp_async_wait<2>();
+  cp_async_wait<2 * Sizes::stages>();
   __syncthreads();  // Q_i is complete
   if constexpr (Sizes::Q_in_registers)
 #pragma unroll
@@ -135,9 +139,11 @@ __global__ void __launch_bounds__(threads, Sizes::blocks)
   for (int i = 0; i < 2 * groups; ++i)
     visible[i] = int(mask.visible_keys(work.query(p, min(r0 + 8 * i, rows - 1))));
 
-  for (; tile < end; ++tile) {
+  for (int stage = 0; tile < end; ++tile, stage = (stage + 1) % Sizes::stages) {
+    T* const Kj = mine + stage * Sizes::pair;   // [Bc, D]
+    T* const Vj = Kj + Bc * D;                  // [Bc, D]
     const int j0 = (tile * warps + warp) * Bc;  // the warp's first key
-    cp_async_wait<1>();
+    cp_async_wait<2 * Sizes::stages - 1>();
     __syncwarp();  // K_j is complete
 
     // (3) S_ij = Q_i K_j^T. K's rows are the columns of the operand, so its pairs lie in memory.
@@ -160,7 +166,7 @@ __global__ void __launch_bounds__(threads, Sizes::blocks)
 
     __syncwarp();  // K_j is no longer read
     // (2) load K_j of the next tile, and soon V_j
-    bring(K, Kj, tile + 1);
+    bring(K, Kj, tile + Sizes::stages);
 
 #pragma unroll
     for (int i = 0; i < 2 * groups; ++i) {
@@ -214,7 +220,7 @@ __global__ void __launch_bounds__(threads, Sizes::blocks)
         const float* two = S[i / 4][2 * k + i / 2 % 2] + i % 2 * 2;
         P[k][i / 4][i % 4] = rounded_pair<T>(two[0], two[1]);
       }
-    cp_async_wait<1>();
+    cp_async_wait<2 * Sizes::stages - 1>();
     __syncwarp();  // V_j is complete
 
     // ... + P_ij V_j
@@ -231,7 +237,7 @@ __global__ void __launch_bounds__(threads, Sizes::blocks)
         }
       }
     __syncwarp();  // V_j is no longer read
-    bring(V, Vj, tile + 1);
+    bring(V, Vj, tile + Sizes::stages);
   }
 
   // (7) the warps' m, l and O_i, where their keys were
@@ -298,7 +304,7 @@ template <class Run>
 auto with_tile(std::int64_t d, const Run& run) {
   if (d > 128) return run(Tile<256, 2>());
   if (d > 64) return run(Tile<128, 4>());
-  return run(Tile<64, 5>());
+  return run(Tile<64, 5, 2>());
 }
 
 }  // namespace
