@@ -5,8 +5,8 @@
 //
 // A block has a row. It reads splits (d + 1) numbers of 4 bytes and writes d: little beside the
 // keys, 2 d numbers each, if a part has some tens of them. But few rows mean few blocks, and what
-// counts is how often one waits for memory: once, for L, of which each thread has one, and for O, of
-// which a warp has eight parts under way. So a block has a warp for eight parts, at most 8.
+// counts is how often one waits for memory: once, for L, of which each thread has one, and for O,
+// of which a warp has eight parts under way. So a block has a warp for eight parts, at most 8.
 // The sums are made in a fixed order: the same bits in every run.
 #include <algorithm>
 

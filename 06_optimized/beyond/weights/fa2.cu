@@ -32,7 +32,8 @@ struct Tile {
   static constexpr int pitch = Bc + 8;                            // of P_ij: 8 rows in other banks
   static constexpr std::size_t operands = (Br + Bc) * D * 2;      // bytes: what stays, what comes
   static constexpr std::size_t P_bytes = 16 * warps * pitch * 4;  // a group at a time
-  static constexpr std::size_t shared_bytes = operands + P_bytes + Br * max_k * sizeof(Rank);
+  static constexpr std::size_t tile_bytes = operands + P_bytes;
+  static constexpr std::size_t lists_bytes = tile_bytes + Br * max_k * sizeof(Rank);
   static constexpr std::size_t columns_bytes = operands + 2 * Bc * (sizeof(float) + sizeof(int));
 };
 
@@ -108,7 +109,7 @@ __global__ void __launch_bounds__(threads, 2)
   T* const Qi = dynamic_shared<T>();                                     // [Br, D]
   T* const Kj = Qi + Br * D;                                             // [Bc, D]
   float* const Pij = reinterpret_cast<float*>(Kj + Bc * D);              // [16 warps, pitch]
-  Rank* const best = reinterpret_cast<Rank*>(Pij + 16 * warps * pitch);  // [Br, max_k]
+  Rank* const best = reinterpret_cast<Rank*>(Pij + 16 * warps * pitch);  // [Br, max_k], if k > 0
 
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warp_row = warp * 16 * groups;
   const int r0 = warp_row + lane / 4;  // this thread's rows of the tile: r0 + 8 i, i < 2 groups
@@ -131,7 +132,7 @@ __global__ void __launch_bounds__(threads, 2)
     L[i] = t.LSE[head * p.Nq + i0 + r];
     sees[i] = L[i] == -INFINITY ? 0 : mask.visible_keys(i0 + r);
   }
-  for (int n = lane; lane < max_k && n < 16 * groups * max_k; n += max_k)
+  for (int n = lane; wanted.k && lane < max_k && n < 16 * groups * max_k; n += max_k)
     best[warp_row * max_k + n] = 0;  // by the lane that reads and writes it later
 
   // No row sees keys from `end` on: they are not read.
@@ -290,7 +291,7 @@ void launch_fa2(const Problem& p, const Inputs<T>& t, const Wanted& wanted, floa
   with_tile(p.d, [&](auto tile) {
     using Sizes = decltype(tile);
     const auto fa2 = fa2_kernel<Sizes, T>;
-    const std::size_t bytes = Sizes::shared_bytes;
+    const std::size_t bytes = wanted.k ? Sizes::lists_bytes : Sizes::tile_bytes;
     allow_shared_memory(fa2, bytes);
     const std::int64_t tiles = (wanted.box.rows + Sizes::Br - 1) / Sizes::Br;
     FA_LAUNCH(fa2, dim3(unsigned(p.B * p.Hq * tiles * wanted.parts())), dim3(threads), bytes,

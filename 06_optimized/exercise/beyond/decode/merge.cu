@@ -6,8 +6,8 @@
 //
 // A block has a row. It reads splits (d + 1) numbers of 4 bytes and writes d: little beside the
 // keys, 2 d numbers each, if a part has some tens of them. But few rows mean few blocks, and what
-// counts is how often one waits for memory: once for L, of which each thread has one, and once for
-// O, of which a warp has eight parts under way. So a block has a warp for eight parts, at most 8.
+// counts is how often one waits for memory: once, for L, of which each thread has one, and for O,
+// of which a warp has eight parts under way. So a block has a warp for eight parts, at most 8.
 // The sums are made in a fixed order: the same bits in every run.
 #include <algorithm>
 
@@ -42,6 +42,20 @@ __global__ void merge_kernel(Problem p, Parts parts, View<T> to, float* LSE) {
   const int s = threadIdx.x;  // this thread's part
   parts_are_done();
 
+  // O_s of eight of this warp's parts; the first ones are on their way while L is summed up.
+  float o[columns] = {}, O[at_once][columns];
+  const auto bring = [&](int first) {
+#pragma unroll
+    for (int n = 0; n < at_once; ++n)
+#pragma unroll
+      for (int y = 0; y < columns; ++y) {
+        const int part = first + n * warps, x = lane + lanes * y;
+        const bool there = part < parts.splits && x < d;
+        O[n][y] = there ? parts.O[(part * rows + row) * d + x] : 0;
+      }
+  };
+  bring(warp);
+
   // (1) m = max L_s,  l = sum_s exp(L_s - m),  L = m + log l
   const float L = s < parts.splits ? parts.L[s * rows + row] : -INFINITY;
   const float m = of_block(L, largest, [](float x, float y) { return fmaxf(x, y); });
@@ -55,17 +69,8 @@ __global__ void merge_kernel(Problem p, Parts parts, View<T> to, float* LSE) {
   __syncthreads();
 
   // (2) O = sum_s exp(L_s - m) / l O_s, of this warp's parts
-  float o[columns] = {};
   for (int first = warp; first < parts.splits; first += at_once * warps) {
-    float O[at_once][columns];
-#pragma unroll
-    for (int n = 0; n < at_once; ++n)
-#pragma unroll
-      for (int y = 0; y < columns; ++y) {
-        const int part = first + n * warps, x = lane + lanes * y;
-        const bool there = part < parts.splits && x < d;
-        O[n][y] = there ? parts.O[(part * rows + row) * d + x] : 0;
-      }
+    if (first != warp) bring(first);
 #pragma unroll
     for (int n = 0; n < at_once; ++n)
 #pragma unroll

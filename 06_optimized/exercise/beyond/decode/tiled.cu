@@ -128,7 +128,7 @@ __global__ void tiled_kernel(Problem p, Tensors<float> t, Parts parts, float sca
 
 template <>
 Shape shape<float>(std::int64_t) {
-  return {Br, Bc, 4};
+  return {Br, Bc, blocks_of_an_sm(tiled_kernel, lanes * warps, 0, 4)};
 }
 
 void launch_tiled(const Problem& p, const Tensors<float>& t, const Parts& parts, float scale,
