@@ -319,8 +319,6 @@ def draw(stages: Sequence[Path], results_name: str | None, out: Path | None, tab
         paths = [named] if named else recorded(stage)
         if not paths:
             raise BadResults(f"{stage}: nothing recorded in results/; measure and record first")
-        if tables and len(paths) > 1:
-            raise BadResults(f"{stage}: several machines are recorded; say whose tables with --results-name")
         for path in paths:
             if tables and path.resolve().parent != stage / "results":
                 raise BadResults(f"{path}: tables are written from recorded files only; record it first")
@@ -329,7 +327,7 @@ def draw(stages: Sequence[Path], results_name: str | None, out: Path | None, tab
                 if isinstance(item, Chart):
                     name = svg_name(item, results.context, stage if out else None)
                     outputs[(out or path.parent) / name] = render(item, results.context)
-                elif tables:
+                elif tables and path == paths[0]:
                     readme = stage / item.page
                     if readme not in outputs and not readme.is_file():
                         raise BadResults(f"{readme}: no such file; the tables are written into it")

@@ -256,9 +256,12 @@ def load(path: str | Path) -> Results:
 
 
 def recorded(stage: Path) -> list[Path]:
-    """A file for each machine; the rest is what the compiler said, who did what when, variants, faults and tiles."""
+    """A file for each machine, the one that has measured most first: its figures are the chapter's.
+
+    The rest is what the compiler said, who did what when, variants, faults and tiles."""
     others = re.compile(r"(kernels|timeline|ab|faults|tuning)(_\w+)?\.json")
-    return sorted(path for path in (stage / "results").glob("*.json") if not others.fullmatch(path.name))
+    found = [path for path in (stage / "results").glob("*.json") if not others.fullmatch(path.name)]
+    return sorted(found, key=lambda path: (-path.stat().st_size, path.name))
 
 
 def _figures_of(row: Row) -> tuple[str, ...]:

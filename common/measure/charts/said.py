@@ -24,8 +24,8 @@ Counted:
                                  `diff -w` of what is neither a comment nor a blank line
 
 The stage is the page's own; `<!-- =03 percent(fast, N=4096, d=64) -->` names another one. If several machines are
-recorded, `<!-- =03/amd-epyc-avx512-2c ... -->` names one. A figure in a code block has its mark above the block, with
-the words around it:
+recorded, it is the one that has measured most; `<!-- =03/amd-epyc-avx512-2c ... -->` names another. A figure in a code
+block has its mark above the block, with the words around it:
 
     <!-- = below: failed out of {tests()} -->
 
@@ -211,9 +211,8 @@ class Page:
         """The results file that a mark means."""
         stage, machine = self.stage(record)
         found = [path for path in recorded(stage) if machine in ("", path.stem)]
-        if len(found) != 1:
-            raise BadMark(f"{len(found)} recorded files in {stage.name}/results{f' of {machine}' if machine else ''}; "
-                          "name the machine: =NN/MACHINE")
+        if not found:
+            raise BadMark(f"no recorded file in {stage.name}/results{f' of {machine}' if machine else ''}")
         return found[0]
 
     def file(self, name: object) -> Path:

@@ -129,8 +129,11 @@ class Small(InFolder):
         self.assertIn("names no stage", self.check("3<!-- = ms(new, N=1) -->", place="docs/a.md")[1])
         (self.root / "docs" / "a.md").unlink()
         shutil.copy(self.page.parent / "results" / "m-1.json", self.page.parent / "results" / "m-2.json")
-        self.assertIn("name the machine", self.check("20<!-- = ms(new, N=1) -->")[1])
         self.assertEqual(self.check("20<!-- =01/m-2 ms(new, N=1) -->"), (0, "1 figures, 0 problems\n"))
+        self.assertIn("no recorded file in", self.check("20<!-- =01/m-3 ms(new, N=1) -->")[1])
+        # Unnamed it is the one that has measured most.
+        (self.page.parent / "results" / "m-0.json").write_text("{}")
+        self.assertEqual(self.check("20<!-- = ms(new, N=1) -->")[0], 0)
 
     def test_code_is_code(self) -> None:
         self.assertEqual(self.check("`7<!-- = 8 -->`\n\n```text\n7<!-- = 8 -->\n7 tests\n```\n")[0], 0)
