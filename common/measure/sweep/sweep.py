@@ -44,8 +44,9 @@ RECORDED = {  # output of a step: where 06's results keep it
     "kernels.json": "kernels.json", "timeline.json": "timeline.json",
     "timeline_backward.json": "timeline_backward.json", "ab_forward.json": "ab.json",
     "ab_backward.json": "ab_backward.json",
-    "faults.json": "faults.json", "table.json": "table/table.json", "tuning.json": "tuning.json",
-    "decode.json": "../beyond/decode/results/decode.json"}
+    "faults.json": "faults.json", "table.json": "table/table.json", "tuning.json": "tuning.json"}
+WALKS = {path.parts[-3]: path for path in sorted((ROOT / STAGES["06"]).glob("beyond/*/check/*_bench.py"))}
+RECORDED |= {f"{walk}.json": f"../beyond/{walk}/results/{walk}.json" for walk in WALKS}
 PART = "{part}"  # in a command: the output until the step has ended well
 
 Command = tuple[str, ...]
@@ -115,8 +116,8 @@ def measuring(build: Path) -> list[Step]:
                    f"ab_{kernel}.json", ("gpu", "nvcc", "torch")) for kernel in ("forward", "backward")]
     steps.append(Step("table", (python(ROOT / "06_optimized" / "check" / "measure_table.py", build, PART),), "table.json", ("gpu", "torch"),
                       built(STAGES["05"], "stage05_peer", library=True) | peer, resumes=True))
-    steps.append(Step("06-decode", (python(check.parent / "beyond/decode/check/decode_bench.py", *peer, PART),), "decode.json",
-                      ("gpu", "torch"), peer))
+    steps += [Step(f"06-{walk}", (python(bench, *peer, PART),), f"{walk}.json", ("gpu", "torch"), peer)
+              for walk, bench in WALKS.items()]
     steps.append(Step("tune", (python(TUNE),), "tuning.json", ("gpu", "nvcc"), written_to=ROOT / "build/tune/results.json"))
     faults = python(check / "faults.py", "measure", build, PART)
     steps.append(Step("06-faults", (faults, (*faults, "--gpu", "NVIDIA H200")), "faults.json", ("gpu",), {
@@ -145,7 +146,7 @@ def drawing(out: Path) -> list[Step]:
         if machine := source and context(source).get("machine"):
             draw += ("--results-name", f"{machine}.json")
         if number == "06":
-            record += copied("kernels.json", "ab_forward.json", "ab_backward.json", "decode.json")
+            record += copied("kernels.json", "ab_forward.json", "ab_backward.json", *(f"{walk}.json" for walk in WALKS))
         steps += [Step(f"charts-record-{number}", record)] * bool(record)
         steps.append(Step(f"charts-{number}", (draw,), needs=("matplotlib",)))
     timelines = ("timeline.json", "timeline_backward.json")
