@@ -239,8 +239,11 @@ def ratios(r: Results, p: Pass, chip: str) -> Table | None:
 
 def machines(r: Results, p: Pass) -> Table | None:
     """This machine beside the others that are recorded: ours relative to the fastest peers of each."""
-    others = [load(path) for path in recorded(RESULTS.parent) if path.resolve() != r.path.resolve()]
+    recorded_here = [load(path) for path in recorded(RESULTS.parent)]
+    others = [each for each in recorded_here if each.context["device"] != r.context["device"]]
     ours, chip = next(iter(p.final)), "hot"
+    if not rows(r, p.what, "fa3", chip, "peer"):
+        return None
     lines, seen = [], []
     for d, causal in SIZES:
         for each in (r, *others):

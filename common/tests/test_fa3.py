@@ -142,6 +142,17 @@ class Builder(InFolder):
             "decode_paged_split": {"DECODE", "PACKED", "PAGED", "SPLIT"}, "decode_merge": {"DECODE", "MERGE"}})
         self.assertRegex(commands[-1], r"-shared .*/fa3\.o .*/decode\.o ")
 
+    def test_kernels_of_walks_are_added(self) -> None:
+        self.refused("one of", "--only", "forward_window:64:causal")
+        self.refused("one of", "--only", "backward_softcap:64:none")
+        code, said, _ = self.build("--walks", "--jobs", "2")
+        self.assertEqual((code, said.count(" s\n")), (0, 8))
+        told = {name: set(re.findall(r"-DFA3_([A-Z]+)=1 ", line)) for line in self.log.read_text().splitlines()
+                for name in re.findall(r"-DFA3_NAME=fa3_(\w+)_128_", line)}
+        self.assertEqual(told, {
+            "forward_window": {"LOCAL"}, "backward_window": {"BACKWARD", "LOCAL"},
+            "forward_softcap": {"CAUSAL", "SOFTCAP"}, "backward_softcap": {"BACKWARD", "CAUSAL", "SOFTCAP"}})
+
 
 class Compared(InFolder):
     """compare.py's file, without a GPU and PyTorch."""

@@ -3,9 +3,10 @@
     git clone --recurse-submodules https://github.com/Dao-AILab/flash-attention
     python3 06_optimized/check/fa3/build.py flash-attention            # build/fa3/libfa3.so
     python3 06_optimized/check/fa3/build.py flash-attention --decode   # and decoding, for decode_bench.py
+    python3 06_optimized/check/fa3/build.py flash-attention --walks    # windows and soft caps, for masks and scores
 
-Wants CUDA 12.3 or later, about a minute and 2.5 GB of memory for each of the 16 kernels, 12 of decoding; no GPU. Called
-again it goes on: a kernel is compiled again only if the checkout, the compiler or this folder has changed since.
+Wants CUDA 12.3 or later, about a minute and 2.5 GB of memory for each of the 16 kernels, 12 of decoding, 8 of walks; no
+GPU. Called again it goes on: a kernel is compiled again only if the checkout, the compiler or this folder has changed since.
 """
 
 from __future__ import annotations
@@ -66,15 +67,18 @@ class Kernel:
 KINDS = {"forward": "", "backward": "BACKWARD", "deterministic": "BACKWARD DETERMINISTIC",
          "decode": "DECODE", "decode_packed": "DECODE PACKED", "decode_split": "DECODE PACKED SPLIT",
          "decode_paged": "DECODE PACKED PAGED", "decode_paged_split": "DECODE PACKED PAGED SPLIT",
-         "decode_merge": "DECODE MERGE"}
-WORDS = ("BACKWARD", "DETERMINISTIC", "DECODE", "PACKED", "SPLIT", "PAGED", "MERGE")
+         "decode_merge": "DECODE MERGE", "forward_window": "LOCAL", "backward_window": "BACKWARD LOCAL",
+         "forward_softcap": "SOFTCAP", "backward_softcap": "BACKWARD SOFTCAP"}
+WORDS = ("BACKWARD", "DETERMINISTIC", "DECODE", "PACKED", "SPLIT", "PAGED", "MERGE", "LOCAL", "SOFTCAP")
 WIDE = ("forward", "backward")  # FlashAttention-3 has no deterministic backward for d = 256
 KERNELS = {str(kernel): kernel for what in KINDS for d in ((64, 128, 256) if what in WIDE else (64, 128))
-           for causal in (False, True) if not (causal and what == "decode_merge")
+           for causal in (False, True) if not (causal and (what == "decode_merge" or "window" in what))
+           if causal or "softcap" not in what
            for kernel in [Kernel(what, d, causal)]}
 # One query sees all keys; causal kernels are for several.
 DECODING = [kernel for kernel in KERNELS.values() if kernel.what.startswith("decode") and not kernel.causal]
-COMPARED = [kernel for kernel in KERNELS.values() if not kernel.what.startswith("decode")]
+WALKS = [kernel for kernel in KERNELS.values() if kernel.what.endswith(("window", "softcap"))]
+COMPARED = [kernel for kernel in KERNELS.values() if kernel.what in ("forward", "backward", "deterministic")]
 
 
 # ---------------------------------------------------------------- what is there
@@ -189,7 +193,7 @@ class Build:
 
 def make(options: argparse.Namespace) -> int:
     build = Build(Checkout(options), options.out)
-    wanted = options.only or (DECODING if options.decode else COMPARED)
+    wanted = options.only or (DECODING if options.decode else WALKS if options.walks else COMPARED)
     failed = []
 
     def attempt(kernel: Kernel) -> None:
@@ -230,6 +234,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, default=ROOT / "build" / "fa3", help="default: build/fa3")
     parser.add_argument("--jobs", type=at_least_one, default=1, help="kernels at a time, 2.5 GB of memory each")
     parser.add_argument("--decode", action="store_true", help="the kernels of decoding, beside those built before")
+    parser.add_argument("--walks", action="store_true", help="windows and soft caps, beside those built before")
     parser.add_argument("--only", type=a_kernel, nargs="+", metavar="forward:128:causal",
                         help="these, beside those built before (causal or none)")
     parser.add_argument("--commit", help="of the checkout, if it is no git clone")

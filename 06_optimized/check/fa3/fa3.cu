@@ -30,12 +30,22 @@ void check_forward_name(const std::string& kernel) {
     throw std::invalid_argument("no kernel is called '" + kernel + "'");
 }
 
+// What a walk of beyond/ adds to a call: at most one of the two.
+struct Twist {
+  std::int64_t left = -1, right = -1;  // keys that a query sees on either side; below 0: no window
+  double cap = 0;                      // of the scores; 0: none
+  bool window() const { return left >= 0; }
+  std::string of(const char* pass) const {
+    return std::string(pass) + (window() ? "_window" : cap > 0 ? "_softcap" : "");
+  }
+};
+
 // ---- what a call takes --------------------------------------------------------------------------
 
 // The tiles of a backward, as flash_api.cpp has them: they say how its scratch lies.
-std::int64_t queries_of_a_tile(const fa_peer_call& c) {
-  if (c.d <= 64) return 128;
-  return c.d <= 128 && !c.causal ? 80 : 64;
+std::int64_t queries_of_a_tile(const fa_peer_call& c, const Twist& twist = {}) {
+  if (c.d <= 64) return c.causal && twist.cap > 0 ? 96 : 128;
+  return c.d <= 128 && !c.causal && !twist.window() && twist.cap == 0 ? 80 : 64;
 }
 std::int64_t keys_of_a_tile(const fa_peer_call& c) { return c.d <= 128 ? 128 : 80; }
 
@@ -45,8 +55,9 @@ std::int64_t keys_of_a_tile(const fa_peer_call& c) { return c.d <= 128 ? 128 : 8
 struct Parts {
   std::int64_t LSE2, D, dQ, turns, end;
 
-  explicit Parts(const fa_peer_call& c) {
-    const std::int64_t tile = queries_of_a_tile(c), tiles = c.B * c.H * rounded(c.N, tile) / tile;
+  explicit Parts(const fa_peer_call& c, const Twist& twist = {}) {
+    const std::int64_t tile = queries_of_a_tile(c, twist),
+                       tiles = c.B * c.H * rounded(c.N, tile) / tile;
     const auto next = [](std::int64_t at, std::int64_t numbers) {
       return rounded(at + 4 * numbers, 256);
     };
@@ -59,7 +70,7 @@ struct Parts {
 };
 
 // What both passes are told. Tensors are [B, H, N, d] without gaps; strides count elements.
-Flash_bwd_params params_of(const fa_peer_call& c) {
+Flash_bwd_params params_of(const fa_peer_call& c, const Twist& twist) {
   const std::int64_t row = c.d, head = c.N * row, batch = c.H * head;
   Flash_bwd_params p{};
   p.q_ptr = c.Q, p.k_ptr = c.K, p.v_ptr = c.V, p.o_ptr = c.O;
@@ -76,11 +87,43 @@ Flash_bwd_params params_of(const fa_peer_call& c) {
   p.d = p.d_rounded = p.dv = p.dv_rounded = int(c.d);
   p.scale_softmax = float(1 / std::sqrt(double(c.d)));
   p.is_causal = c.causal != 0;
-  p.window_size_left = int(c.N - 1);
-  p.window_size_right = p.is_causal ? 0 : int(c.N - 1);
+  p.is_local = twist.window();
+  p.window_size_left = int(twist.window() ? twist.left : c.N - 1);
+  p.window_size_right = int(twist.window() ? twist.right : p.is_causal ? 0 : c.N - 1);
+  p.softcap = float(twist.cap);
   p.num_splits = 1;
   p.num_sm = multiprocessors();
   return p;
+}
+
+void forward(const Run run, const fa_peer_call& c, const Twist& twist) {
+  Flash_bwd_params p = params_of(c, twist);
+  const auto stream = static_cast<cudaStream_t>(c.stream);
+  if (p.is_causal || p.is_local) {  // blocks take their next tile from a counter
+    p.tile_count_semaphore = static_cast<int*>(c.scratch);
+    check(cudaMemsetAsync(p.tile_count_semaphore, 0, sizeof(int), stream));
+  }
+  run(p, stream);
+  check(cudaGetLastError());
+}
+
+void backward(const Run run, const fa_peer_call& c, bool deterministic, const Twist& twist) {
+  Flash_bwd_params p = params_of(c, twist);
+  p.seqlen_q_rounded = int(rounded(c.N, queries_of_a_tile(c, twist)));
+  p.seqlen_k_rounded = int(rounded(c.N, keys_of_a_tile(c)));
+  p.do_ptr = c.dO, p.dq_ptr = c.dQ, p.dk_ptr = c.dK, p.dv_ptr = c.dV;
+  p.do_row_stride = p.dq_row_stride = p.dk_row_stride = p.dv_row_stride = p.q_row_stride;
+  p.do_head_stride = p.dq_head_stride = p.dk_head_stride = p.dv_head_stride = p.q_head_stride;
+  p.do_batch_stride = p.dq_batch_stride = p.dk_batch_stride = p.dv_batch_stride = p.q_batch_stride;
+  const Parts parts(c, twist);
+  auto* scratch = static_cast<char*>(c.scratch);
+  p.softmax_lse_log2_ptr = scratch + parts.LSE2;
+  p.dsoftmax_sum = scratch + parts.D;
+  p.dq_accum_ptr = scratch + parts.dQ;
+  p.dq_semaphore = reinterpret_cast<int*>(scratch + parts.turns);
+  p.deterministic = deterministic;
+  run(p, static_cast<cudaStream_t>(c.stream));
+  check(cudaGetLastError());
 }
 
 }  // namespace
@@ -110,41 +153,45 @@ const char* fa_peer_backward_unsupported(const char* kernel, const fa_peer_call*
 const char* fa_peer_forward(const char* kernel, const fa_peer_call* call) {
   return fa::bench::as_c([&] {
     check_forward_name(kernel);
-    const Run run = kernel_for("forward", *call);
-    Flash_bwd_params p = params_of(*call);
-    const auto stream = static_cast<cudaStream_t>(call->stream);
-    if (p.is_causal) {  // blocks take their next tile from a counter
-      p.tile_count_semaphore = static_cast<int*>(call->scratch);
-      check(cudaMemsetAsync(p.tile_count_semaphore, 0, sizeof(int), stream));
-    }
-    run(p, stream);
-    check(cudaGetLastError());
+    forward(kernel_for("forward", *call), *call, {});
   });
 }
 
 const char* fa_peer_backward(const char* kernel, const fa_peer_call* call) {
   return fa::bench::as_c([&] {
-    const fa_peer_call& c = *call;
     const std::string pass = backward_pass(kernel);
-    const Run run = kernel_for(pass, c);
-    Flash_bwd_params p = params_of(c);
-    p.seqlen_q_rounded = int(rounded(c.N, queries_of_a_tile(c)));
-    p.seqlen_k_rounded = int(rounded(c.N, keys_of_a_tile(c)));
-    p.do_ptr = c.dO, p.dq_ptr = c.dQ, p.dk_ptr = c.dK, p.dv_ptr = c.dV;
-    p.do_row_stride = p.dq_row_stride = p.dk_row_stride = p.dv_row_stride = p.q_row_stride;
-    p.do_head_stride = p.dq_head_stride = p.dk_head_stride = p.dv_head_stride = p.q_head_stride;
-    p.do_batch_stride = p.dq_batch_stride = p.dk_batch_stride = p.dv_batch_stride =
-        p.q_batch_stride;
-    const Parts parts(c);
-    auto* scratch = static_cast<char*>(c.scratch);
-    p.softmax_lse_log2_ptr = scratch + parts.LSE2;
-    p.dsoftmax_sum = scratch + parts.D;
-    p.dq_accum_ptr = scratch + parts.dQ;
-    p.dq_semaphore = reinterpret_cast<int*>(scratch + parts.turns);
-    p.deterministic = pass == "deterministic";
-    run(p, static_cast<cudaStream_t>(c.stream));
-    check(cudaGetLastError());
+    backward(kernel_for(pass, *call), *call, pass == "deterministic", {});
   });
+}
+
+// For the walks: with a window (left and right from 0 on, and no mask besides) or with a cap (and a
+// causal mask). A backward's scratch is as large as fa3_twist_scratch_bytes says.
+const char* fa3_window_forward(const fa_peer_call* call, std::int64_t left, std::int64_t right) {
+  return fa::bench::as_c([&] {
+    const Twist twist{left, right};
+    forward(kernel_for(twist.of("forward"), *call), *call, twist);
+  });
+}
+const char* fa3_window_backward(const fa_peer_call* call, std::int64_t left, std::int64_t right) {
+  return fa::bench::as_c([&] {
+    const Twist twist{left, right};
+    backward(kernel_for(twist.of("backward"), *call), *call, false, twist);
+  });
+}
+const char* fa3_softcap_forward(const fa_peer_call* call, double cap) {
+  return fa::bench::as_c([&] {
+    const Twist twist{-1, -1, cap};
+    forward(kernel_for(twist.of("forward"), *call), *call, twist);
+  });
+}
+const char* fa3_softcap_backward(const fa_peer_call* call, double cap) {
+  return fa::bench::as_c([&] {
+    const Twist twist{-1, -1, cap};
+    backward(kernel_for(twist.of("backward"), *call), *call, false, twist);
+  });
+}
+std::int64_t fa3_twist_scratch_bytes(const fa_peer_call* call) {
+  return std::max(Parts(*call, {0, 0}).end, Parts(*call, {-1, -1, 1}).end);
 }
 
 // Device memory that a backward needs; null, or what is wrong.

@@ -8,6 +8,8 @@
 //   FA3_SPLIT     and a block sees a part of the keys, so O and LSE are the part's
 //   FA3_PAGED     and the keys lie in pages
 //   FA3_MERGE     puts the parts together
+//   FA3_LOCAL     a window to the left and to the right
+//   FA3_SOFTCAP   scores are bent by tanh
 //
 // FlashAttention-3's own dispatch chooses the tiles. It asks at run time what kind of call it is,
 // and would compile a kernel for every answer, so its switches are given the one answer here.
@@ -31,7 +33,7 @@ namespace asked {  // by the names that the dispatch gives to its answers
 #undef CAUSAL_LOCAL_SWITCH
 #define CAUSAL_LOCAL_SWITCH(is_causal, is_local, causal_name, local_name, ...) \
   [&] {                                                                        \
-    static constexpr bool causal_name = FA3_CAUSAL, local_name = false;        \
+    static constexpr bool causal_name = FA3_CAUSAL, local_name = FA3_LOCAL;    \
     return __VA_ARGS__();                                                      \
   }()
 
@@ -57,11 +59,11 @@ namespace asked {  // by the names that the dispatch gives to its answers
 
 void FA3_NAME(Flash_bwd_params& params, cudaStream_t stream) {
 #if FA3_BACKWARD
-  JOINED(FA3_NAME, JOINED(_, FA3_D))<90, cutlass::bfloat16_t, /*softcap*/ false>(params, stream);
+  JOINED(FA3_NAME, JOINED(_, FA3_D))<90, cutlass::bfloat16_t, FA3_SOFTCAP>(params, stream);
 #elif FA3_MERGE
   run_mha_fwd_combine_<cutlass::bfloat16_t, float, FA3_D>(params, stream, /*early launch*/ true);
 #else
-  run_mha_fwd_<90, cutlass::bfloat16_t, FA3_D, FA3_D, FA3_SPLIT, FA3_PAGED, /*softcap*/ false,
+  run_mha_fwd_<90, cutlass::bfloat16_t, FA3_D, FA3_D, FA3_SPLIT, FA3_PAGED, FA3_SOFTCAP,
                FA3_PACKED>(params, stream);
 #endif
 }
