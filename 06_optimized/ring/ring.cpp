@@ -15,6 +15,7 @@ using Int = std::int64_t;
 
 template <class Sum, class T>
 void merge(const T* part_O, Sum part_L, Int d, Sum* O, Sum& L) {
+  // [blank]
   const Sum m = std::max(L, part_L);
   if (m == -std::numeric_limits<Sum>::infinity()) return;  // neither has seen a key
   // (2) what the keys of each weigh, measured from the larger L: exp(L - m) and exp(L_part - m)
@@ -30,6 +31,7 @@ void merge(const T* part_O, Sum part_L, Int d, Sum* O, Sum& L) {
     O[x] = (old_weight * O[x] + new_weight * Sum(part_O[x])) / l;
     // [end]
   }
+  // [end blank]
 }
 
 // ---- the ring ----------------------------------------------------------------------------------
@@ -55,9 +57,11 @@ struct Travel {
   // Whose keys are here in step s. In step 0 everybody has their own; then all move on by one.
   int owner_of(int s) const {
     int owner = me;
+    // [blank]
     // [step 06.34: whose keys have come s ranks far (1 line)]
     owner = (me - s + P) % P;
     // [end]
+    // [end blank]
     return owner;
   }
 
@@ -147,6 +151,7 @@ void ring_backward(const Rank<T>& at, const Backward<T>& t) {
   T* here = ring.template room<T>();
   T* coming = ring.template room<T>();
   ring.pack(t.K, t.V, here);
+  // [blank]
   // dK and dV of the keys that are here: what this rank gives, and what all ranks before it gave.
   Sum* mine = ring.template room<Sum>();
   Sum* leaving = ring.template room<Sum>();
@@ -200,6 +205,7 @@ void ring_backward(const Rank<T>& at, const Backward<T>& t) {
   at.engine.round({p.B, p.Hq, rows, p.d}, contiguous(dQ, p.Hq, rows, p.d), t.dQ);
   at.engine.round({p.B, p.Hkv, own.rows, p.d}, own.K(), t.dK);
   at.engine.round({p.B, p.Hkv, own.rows, p.d}, own.V(), t.dV);
+  // [end blank]
 }
 
 #define FA_INSTANTIATE(T)                                          \

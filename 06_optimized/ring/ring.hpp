@@ -133,10 +133,6 @@ class Engine {
   std::size_t taken_ = 0;
 };
 
-// Stage 03's forward and stage 05's backward. T: float or double. threads: of this rank.
-template <class T>
-std::unique_ptr<Engine<T>> cpu_engine(int threads = 1);
-
 // One row of d numbers: O and L of all keys seen so far, and those of other keys. L = -infinity: no
 // key was seen. In host memory; a GPU's engine has it as a kernel.
 template <class Sum, class T>
@@ -196,8 +192,8 @@ struct Rank {
   }
 };
 
-// f(the piece's Problem, first query, first key) for all pieces of these blocks of which some key is
-// seen. Rows are counted as blocks lie in memory, one after the other.
+// f(the piece's Problem, first query, first key) for all pieces of these blocks in which a key is seen.
+// Rows are counted as blocks lie in memory, one after the other.
 void each_piece(const Problem& p, const std::vector<Block>& queries, const std::vector<Block>& keys,
                 const std::function<void(const Problem&, std::int64_t row, std::int64_t key)>& f);
 

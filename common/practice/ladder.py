@@ -64,11 +64,12 @@ class Ladder:
     def right(self) -> list[str]:
         return [name for name, word in self.words.items() if word == "right"]
 
-    def judge_headers(self, exe: Path, notes: Notes) -> None:
+    def judge_on_host(self, exe: Path, copies: list[Copy], notes: Notes) -> None:
+        """Code that no emulator runs: the tests that check/practice.txt names judge a hole."""
         suite = run_suite(exe, env=dict(ENVIRONMENT), limit=LIMIT)
         self.tests += suite.tests
         judged = True       # what fails behind another may fail for that alone
-        for copy in self.headers():
+        for copy in copies:
             for hole in copy.text.regions:
                 filters = notes.tests.get(hole.name, "*").split(":")
                 bad = [t for t in suite.bad if any(fnmatchcase(t.name, f) for f in filters)]
@@ -79,7 +80,10 @@ class Ladder:
                     self.wrong[hole.name] = [f"fails {bad[0].name}"]
 
     def headers(self) -> list[Copy]:
-        return [c for c in self.mine if not c.name.endswith(".cu")]
+        return [c for c in self.mine if c.name.endswith("pp") and not c.name.startswith("ring/")]
+
+    def ring(self) -> list[Copy]:
+        return [c for c in self.mine if c.name.startswith("ring/")]
 
     def kernels(self) -> list[Copy]:
         return [c for c in self.mine if c.name.endswith(".cu")]

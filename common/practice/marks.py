@@ -40,7 +40,7 @@ from source import (LABEL, LEXEME, MARK, Bad, Parser, bare, declared, for_one_ty
 LEVELS = (1, 2, 3)
 SUFFIXES = (".cpp", ".cu", ".hpp", ".cuh")
 # Of a stage: where lessons and chapters lie.
-FOLDERS = (".", "fast", "warmup", "ladder", "ptx", "ptx/on_cpu", "forward", "backward", "beyond", "beyond/*")
+FOLDERS = (".", "fast", "warmup", "ladder", "ptx", "ptx/on_cpu", "forward", "backward", "beyond", "beyond/*", "ring")
 STAGE = re.compile(r"\d\d_\w+")
 FORM = re.compile(r"// \[(?:(?:step (?P<step>\d\d\.\d+)|more (?P<more>\d\d\.[a-z]))"
                   r"(?: \((?P<equations>\d+(?:, \d+)*)\))?: (?P<text>.+?)"

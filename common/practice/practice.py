@@ -279,7 +279,7 @@ def practise_ladder(wish: Wish, mine: list[Copy]) -> int:
     """06: headers are tested, and kernels on the CPU, then where a GPU answers there, too."""
     ladder, on_cpu = Ladder(mine), f"exercise{wish.id}_on_cpu_tests"
     kernels = ladder.kernels()
-    build = configured(wish, "default", on_cpu if kernels else f"exercise{wish.id}_layouts_tests")
+    build = configured(wish, "default", on_cpu if kernels else f"exercise{wish.id}_{'layouts' if ladder.headers() else 'ring'}_tests")
     folder, plain, told = build / wish.stage.name, "", []
     done, words = built(wish, build, f"exercise{wish.id}_tests")
     if not done and kernels:
@@ -289,7 +289,9 @@ def practise_ladder(wish: Wish, mine: list[Copy]) -> int:
     if not done:
         return not_compiled(words)
     if ladder.headers():
-        ladder.judge_headers(folder / f"exercise{wish.id}_layouts_tests", notes(wish.stage))
+        ladder.judge_on_host(folder / f"exercise{wish.id}_layouts_tests", ladder.headers(), notes(wish.stage))
+    if ladder.ring():
+        ladder.judge_on_host(folder / f"exercise{wish.id}_ring_tests", ladder.ring(), notes(wish.stage))
     if kernels:
         ladder.judge_kernels(folder / on_cpu.replace("_on_cpu", f"{plain}_on_cpu"), not plain)
     if kernels and not wish.no_gpu and ladder.ok:
@@ -340,7 +342,7 @@ def has_barriers(mine: list[Copy]) -> bool:
 
 
 def advise(wish: Wish, mine: list[Copy], verdict: Verdict | None) -> None:
-    walks = [c.name.rpartition("/")[0] for c in mine if c.name.startswith("beyond/")]
+    walks = [c.name.rpartition("/")[0] for c in mine if c.name.startswith(("beyond/", "ring/"))]
     hints = f"{walks[0]}/README.md" if walks else "exercises.md" if (wish.stage / "exercises.md").exists() else "README.md, 'Your turn'"
     ways = [f"hints: {wish.stage.name}/{hints}"]
     launched = not verdict or not any(line.startswith("never launched") for line in verdict.lines)

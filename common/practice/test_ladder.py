@@ -98,7 +98,7 @@ class LadderTest(unittest.TestCase):
         ladder = self.ladder(("mma.Sizes", 0, "", "no"), ("mma.Scale", 0, "", "no"), name="ptx/fragments.hpp")
         # Of a header all tests run.
         self.exe.write_text(self.exe.read_text().replace("if n in name", "if True"))
-        ladder.judge_headers(self.exe, Notes(tests={"06.1": "mma.Si*", "06.2": "mma.Scale"}))
+        ladder.judge_on_host(self.exe, ladder.headers(), Notes(tests={"06.1": "mma.Si*", "06.2": "mma.Scale"}))
         self.assertEqual(ladder.lines()[:3], ["steps   06.1 not yet · 06.2 not judged", "06.1: the sum", "  fails mma.Sizes"])
 
 

@@ -563,7 +563,7 @@ class Lessons(unittest.TestCase):
 
     def test_every_hole_has_hints(self) -> None:
         for stage in STAGES:
-            places = (stage / "README.md", stage / "exercises.md", *stage.glob("beyond/*/README.md"))
+            places = (stage / "README.md", stage / "exercises.md", *stage.glob("beyond/*/README.md"), stage / "ring" / "README.md")
             pages = [p.read_text(encoding="utf-8") for p in places if p.exists()]
             named = set()
             for names in re.findall(r"<summary><b>(\d\d\.\w+(?:(?:, | to )\d\d\.\w+)*)</b>", "\n".join(pages)):

@@ -16,6 +16,7 @@
 
 #include "03_tiled_cpu/tiled_cpu.hpp"
 #include "05_cuda_backward/cuda_backward.hpp"
+#include "06_optimized/ring/check/cpu.hpp"
 #include "06_optimized/ring/ring.hpp"
 #include "06_optimized/ring/threads.hpp"
 #include "common/judge/cases.hpp"
@@ -318,6 +319,15 @@ TEST(Blocks, FewPieces) {
 
 // ---- two results are one -----------------------------------------------------------------------
 
+TEST(Merge, LOfBoth) {
+  const float part[] = {0};
+  for (const auto& [first, second] : {std::pair{0.f, 0.f}, {2.f, -1.f}, {-3.f, 1.5f}}) {
+    float O[] = {0}, L = first;
+    merge(part, second, 1, O, L);
+    EXPECT_NEAR(L, std::log(std::exp(first) + std::exp(second)), 1e-6);
+  }
+}
+
 TEST(Merge, KeysOfBoth) {
   // Three keys with scores 0, log 2 and log 5 and values 1, 10 and 100; the first two came first.
   const double L_ab = std::log(3.0), L_c = std::log(5.0), O_c[] = {100};
@@ -371,6 +381,91 @@ TEST(Ring, BackwardOfTheJudgesCases) {
   all_right<float>(walk_specs(), {2, 3}, Method::ring, backward_of);
 }
 TEST(Ring, BackwardInDouble) { all_right<double>(specs(), {2, 5}, Method::ring, backward_of); }
+
+// What a rank hands to its communicator, step by step. 10 rows on 3 ranks: 3, 3 and 4, so that the
+// size of a message tells whose keys are in it.
+class Recorded : public Communicator {
+ public:
+  struct Step {
+    std::vector<Message> sent, received;
+  };
+  Recorded(Communicator& real, std::vector<Step>& steps) : real_(real), steps_(steps) {}
+  int rank() const override { return real_.rank(); }
+  int size() const override { return real_.size(); }
+  void begin(const std::string& at, const std::vector<Message>& sent,
+             const std::vector<Message>& received) override {
+    steps_.push_back({sent, received});
+    real_.begin(at, sent, received);
+  }
+  void wait() override { real_.wait(); }
+  void tell_all(const std::string& at, const void* mine, void* all, std::size_t n) override {
+    real_.tell_all(at, mine, all, n);
+  }
+  void leave(const std::string& why) noexcept override { real_.leave(why); }
+
+ private:
+  Communicator& real_;
+  std::vector<Step>& steps_;
+};
+
+std::vector<std::vector<Recorded::Step>> travel(bool backward) {
+  constexpr int P = 3;
+  const Problem p = sized(1, 1, 1, 10, 10, 1).p;
+  std::vector<std::vector<Recorded::Step>> steps(P);
+  on_threads(P, patience, [&](Communicator& real) {
+    Recorded comm(real, steps[std::size_t(real.rank())]);
+    ForwardParts<float> x(p, P, comm.rank(), Order::contiguous);
+    ForwardParts<float> y(p, P, comm.rank(), Order::contiguous);
+    for (Part<float>* part : {&x.Q, &x.K, &x.V, &x.O, &x.L})
+      std::fill(part->data.begin(), part->data.end(), 1.0f);
+    const auto engine = cpu_engine<float>();
+    const Options options{Method::ring, Order::contiguous};
+    if (backward)
+      ring::backward<float>(comm, *engine, p,
+                            {x.Q.view, x.K.view, x.V.view, x.O.view, x.O.view, x.L.data.data(),
+                             y.Q.view, y.K.view, y.V.view},
+                            options);
+    else
+      ring::forward<float>(comm, *engine, p, x.tensors(), options);
+  });
+  return steps;
+}
+
+// Each message of a step: how far the keys, or sums, that are sent have come before.
+void expect_messages(const Recorded::Step& step, int r, const std::vector<int>& moved) {
+  constexpr std::size_t rows[] = {3, 3, 4};
+  ASSERT_EQ(step.sent.size(), moved.size());
+  ASSERT_EQ(step.received.size(), moved.size());
+  for (std::size_t k = 0; k < moved.size(); ++k) {
+    EXPECT_EQ(step.sent[k].peer, (r + 1) % 3);
+    EXPECT_EQ(step.received[k].peer, (r + 2) % 3);
+    EXPECT_EQ(step.sent[k].bytes, 2 * sizeof(float) * rows[(r + 3 - moved[k]) % 3]);
+    EXPECT_EQ(step.received[k].bytes, 2 * sizeof(float) * rows[(r + 5 - moved[k]) % 3]);
+  }
+}
+
+TEST(Travel, KeysMoveOnByOneRank) {
+  const auto steps = travel(false);
+  for (int r = 0; r < 3; ++r) {
+    ASSERT_EQ(steps[std::size_t(r)].size(), 2u);
+    for (int s = 0; s < 2; ++s) expect_messages(steps[std::size_t(r)][std::size_t(s)], r, {s});
+  }
+}
+
+TEST(Travel, SumsFollowTheirKeysOneStepBehind) {
+  const auto steps = travel(true);
+  for (int r = 0; r < 3; ++r) {
+    const auto& of_rank = steps[std::size_t(r)];
+    ASSERT_EQ(of_rank.size(), 4u);
+    expect_messages(of_rank[0], r, {0});
+    expect_messages(of_rank[1], r, {1, 0});
+    expect_messages(of_rank[2], r, {1});
+    expect_messages(of_rank[3], r, {2});  // home
+    for (const Recorded::Step& step : of_rank)
+      for (const Message& sent : step.sent)
+        for (const Message& received : step.received) EXPECT_NE(sent.data, received.data);
+  }
+}
 
 // Equal, or zeros of different signs: a sum begins with 0, and 0 + -0 = 0.
 template <class X>
@@ -654,6 +749,27 @@ TEST(Faults, ARankThatHangs) {
   });
   expect_told(ran, 2, {"rank 2 did not come within 300 ms", "forward, step 2 of 4"});
   EXPECT_NE(ran.ends[2], "") << "too late: the others are gone";
+}
+
+TEST(Faults, TheOneBehindIsNamed) {
+  // Rank 0 is the first to lose patience. It waits for rank 1, which waits for rank 2.
+  std::atomic<int> over{0};
+  const auto ends = on_threads(3, milliseconds(400), [&](Communicator& comm) {
+    char x = 0;
+    if (comm.rank() == 2)
+      while (over < 2) std::this_thread::sleep_for(milliseconds(1));
+    if (comm.rank() == 2) return;
+    if (comm.rank() == 1) std::this_thread::sleep_for(milliseconds(150));
+    comm.begin("a test", {}, {{comm.rank() + 1, &x, 1}});
+    try {
+      comm.wait();
+    } catch (const RankLost&) {
+      ++over;
+      throw;
+    }
+  });
+  for (const std::size_t r : {0u, 1u})
+    EXPECT_NE(ends[r].find("rank 2 did not come"), std::string::npos) << ends[r];
 }
 
 TEST(Faults, ARankThatNeverComes) {

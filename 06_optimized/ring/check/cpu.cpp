@@ -1,9 +1,9 @@
-// The engine in host memory: stage 03 forward, stage 05's plain backward.
+#include "06_optimized/ring/check/cpu.hpp"
+
 #include <algorithm>
 
 #include "03_tiled_cpu/tiled_cpu.hpp"
 #include "05_cuda_backward/cuda_backward.hpp"
-#include "06_optimized/ring/ring.hpp"
 
 namespace fa::ring {
 namespace {

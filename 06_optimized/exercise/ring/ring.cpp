@@ -1,0 +1,212 @@
+// Practice 06, level 1, of ring/ring.cpp. Keep the marks; ./learn practice 06
+// Ring attention, as one rank sees it: queries stay, keys and values go round. While a step
+// computes with the keys that are here, the next ones are under way.
+#include "06_optimized/ring/ring.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <utility>
+
+namespace fa::ring {
+
+using Int = std::int64_t;
+
+// ---- two partial results are one ---------------------------------------------------------------
+
+template <class Sum, class T>
+void merge(const T* part_O, Sum part_L, Int d, Sum* O, Sum& L) {
+  const Sum m = std::max(L, part_L);
+  if (m == -std::numeric_limits<Sum>::infinity()) return;  // neither has seen a key
+  // (2) what the keys of each weigh, measured from the larger L: exp(L - m) and exp(L_part - m)
+  const Sum old_weight = std::exp(L - m), new_weight = std::exp(part_L - m);
+  const Sum l = old_weight + new_weight;
+  // (3) L' = m + log(l)
+  // [step 06.32: the log-sum-exp of all keys of both (1 line)]
+  // TODO
+  // [end]
+  // (4) O' = (exp(L - m) O + exp(L_part - m) O_part) / l: two shares whose sum is 1
+  for (Int x = 0; x < d; ++x) {
+    // [step 06.33: each result counts as much as its keys weigh among all of them (1 line)]
+    // TODO
+    // [end]
+  }
+}
+
+// ---- the ring ----------------------------------------------------------------------------------
+
+namespace {
+
+// K and V of one rank, [B, Hkv, rows, d] each, one behind the other so that one message takes both.
+template <class X>
+struct Pair {
+  X* data;
+  Int room, heads, rows, d;  // room: numbers of each
+
+  View<X> K() const { return contiguous(data, heads, rows, d); }
+  View<X> V() const { return contiguous(data + room, heads, rows, d); }
+};
+
+template <class T>
+struct Travel {
+  const Rank<T>& at;
+  const int P = at.comm.size(), me = at.comm.rank();
+  const int next = (me + 1) % P, last = (me + P - 1) % P;
+
+  // Whose keys are here in step s. In step 0 everybody has their own; then all move on by one.
+  int owner_of(int s) const {
+    int owner = me;
+    // [step 06.34: whose keys have come s ranks far (1 line)]
+    // TODO
+    // [end]
+    return owner;
+  }
+
+  Int numbers(int owner) const { return at.p.B * at.p.Hkv * at.keys(owner) * at.p.d; }
+  template <class X>
+  Message message(int peer, X* data, int owner) const {
+    return {peer, data, std::size_t(2 * numbers(owner)) * sizeof(X)};
+  }
+  template <class X>
+  Pair<X> pair(X* data, int owner) const {
+    return {data, numbers(owner), at.p.Hkv, at.keys(owner), at.p.d};
+  }
+  Int most_keys() const {
+    Int most = 0;
+    for (int r = 0; r < P; ++r) most = std::max(most, at.keys(r));
+    return most;
+  }
+  // Room for the keys and values of any rank.
+  template <class X>
+  X* room() const {
+    return at.template take<X>(2 * at.p.B * at.p.Hkv * most_keys() * at.p.d);
+  }
+  void pack(const View<const T>& K, const View<const T>& V, T* to) const {
+    const Pair<T> own = pair(to, me);
+    const Size size{at.p.B, at.p.Hkv, own.rows, at.p.d};
+    at.engine.copy(size, K, own.K());
+    at.engine.copy(size, V, own.V());
+  }
+  std::string step(const char* what, int s) const {
+    return std::string(what) + ", step " + std::to_string(s + 1) + " of " + std::to_string(P);
+  }
+};
+
+}  // namespace
+
+template <class T>
+void ring_forward(const Rank<T>& at, const Forward<T>& t) {
+  using Sum = Stat<T>;
+  const Problem& p = at.p;
+  const Travel<T> ring{at};
+  const Int rows = at.queries(ring.me), numbers = p.B * p.Hq * rows;
+  // What is merged so far, and what the current piece gives.
+  Sum* const O = at.template take<Sum>(numbers * p.d);
+  Sum* const L = at.template take<Sum>(numbers);
+  T* const part_O = at.template take<T>(numbers * p.d);
+  Sum* const part_L = at.template take<Sum>(numbers);
+  at.engine.fill(O, std::size_t(numbers * p.d), 0);
+  at.engine.fill(L, std::size_t(numbers), -std::numeric_limits<Sum>::infinity());
+  T* here = ring.template room<T>();
+  T* coming = ring.template room<T>();
+  ring.pack(t.K, t.V, here);
+
+  for (int s = 0; s < ring.P; ++s) {
+    const int owner = ring.owner_of(s);
+    // The keys that are here are sent on and computed with at once: both only read them.
+    if (s + 1 < ring.P)
+      at.comm.begin(ring.step("forward", s), {ring.message(ring.next, here, owner)},
+                    {ring.message(ring.last, coming, ring.owner_of(s + 1))});
+    const Pair<T> keys = ring.pair(here, owner);
+    each_piece(p, at.query_blocks(ring.me), at.key_blocks(owner),
+               [&](const Problem& pair, Int row, Int key) {
+                 const View<T> part = contiguous(part_O, p.Hq, pair.Nq, p.d);
+                 at.engine.forward(pair, {from(t.Q, row), from<const T>(keys.K(), key),
+                                          from<const T>(keys.V(), key), part, part_L});
+                 at.engine.merge({p.B, p.Hq, pair.Nq, p.d}, part, part_L,
+                                 from(contiguous(O, p.Hq, rows, p.d), row),
+                                 from(contiguous(L, p.Hq, rows, 1), row));
+               });
+    if (s + 1 < ring.P) at.comm.wait();
+    std::swap(here, coming);
+  }
+  at.engine.round({p.B, p.Hq, rows, p.d}, contiguous(O, p.Hq, rows, p.d), t.O);
+  if (t.LSE)
+    at.engine.copy_sums({p.B, p.Hq, rows, 1}, contiguous(L, p.Hq, rows, 1),
+                        contiguous(t.LSE, p.Hq, rows, 1));
+}
+
+template <class T>
+void ring_backward(const Rank<T>& at, const Backward<T>& t) {
+  using Sum = Stat<T>;
+  const Problem& p = at.p;
+  const Travel<T> ring{at};
+  const Int rows = at.queries(ring.me), numbers = p.B * p.Hq * rows * p.d;
+  Sum* const dQ = at.template take<Sum>(numbers);
+  at.engine.fill(dQ, std::size_t(numbers), 0);
+  const PartOfBackward<T> part(at, rows, ring.most_keys());
+  T* here = ring.template room<T>();
+  T* coming = ring.template room<T>();
+  ring.pack(t.K, t.V, here);
+  // dK and dV of the keys that are here: what this rank gives, and what all ranks before it gave.
+  Sum* mine = ring.template room<Sum>();
+  Sum* leaving = ring.template room<Sum>();
+  Sum* const arriving = ring.template room<Sum>();
+
+  for (int s = 0; s < ring.P; ++s) {
+    const int owner = ring.owner_of(s);
+    std::vector<Message> sent, received;
+    if (s + 1 < ring.P) {
+      sent.push_back(ring.message(ring.next, here, owner));
+      received.push_back(ring.message(ring.last, coming, ring.owner_of(s + 1)));
+    }
+    // The sums follow their keys, one step behind: they are on their way while the next rank
+    // computes what it will add.
+    if (s > 0) {
+      // [step 06.35: the sums of the last step's keys go on; those of these keys come (2 lines)]
+      // TODO
+      // [end]
+    }
+    if (ring.P > 1) at.comm.begin(ring.step("backward", s), sent, received);
+    const Pair<T> keys = ring.pair(here, owner);
+    const Pair<Sum> sums = ring.pair(mine, owner);
+    const auto count = std::size_t(2 * ring.numbers(owner));
+    at.engine.fill(mine, count, 0);
+    each_piece(p, at.query_blocks(ring.me), at.key_blocks(owner),
+               [&](const Problem& pair, Int row, Int key) {
+                 part.add(pair, t, keys.K(), keys.V(), row, key, contiguous(dQ, p.Hq, rows, p.d),
+                          sums.K(), sums.V());
+               });
+    if (ring.P > 1) at.comm.wait();
+    // (5) dK_j and dV_j are sums over all queries that see key j, whoever has them
+    if (s > 0) {
+      // [step 06.36: what the ranks before gave to these keys (1 line)]
+      // TODO
+      // [end]
+    }
+    std::swap(mine, leaving);
+    std::swap(here, coming);
+  }
+  // After P - 1 moves the sums are one rank short of home.
+  Sum* home = leaving;
+  if (ring.P > 1) {
+    at.comm.begin("backward, the last move of dK and dV",
+                  {ring.message(ring.next, leaving, ring.owner_of(ring.P - 1))},
+                  {ring.message(ring.last, arriving, ring.me)});
+    at.comm.wait();
+    home = arriving;
+  }
+  const Pair<Sum> own = ring.pair(home, ring.me);
+  at.engine.round({p.B, p.Hq, rows, p.d}, contiguous(dQ, p.Hq, rows, p.d), t.dQ);
+  at.engine.round({p.B, p.Hkv, own.rows, p.d}, own.K(), t.dK);
+  at.engine.round({p.B, p.Hkv, own.rows, p.d}, own.V(), t.dV);
+}
+
+#define FA_INSTANTIATE(T)                                          \
+  template void merge(const T*, Stat<T>, Int, Stat<T>*, Stat<T>&); \
+  template void ring_forward(const Rank<T>&, const Forward<T>&);   \
+  template void ring_backward(const Rank<T>&, const Backward<T>&);
+FA_INSTANTIATE(float)
+FA_INSTANTIATE(double)
+
+}  // namespace fa::ring
