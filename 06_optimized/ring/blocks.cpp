@@ -7,6 +7,10 @@ namespace fa::ring {
 
 using Int = std::int64_t;
 
+const char* name(Method method) {
+  return method == Method::ring ? "ring" : method == Method::gather ? "gather" : "heads";
+}
+
 std::vector<Block> blocks_of(Int N, int ranks, int rank, Order order) {
   const Int parts = order == Order::zigzag ? 2 * ranks : ranks;
   std::vector<Block> blocks;

@@ -5,15 +5,12 @@
 #include <sstream>
 
 #include "06_optimized/ring/ring.hpp"
+#include "06_optimized/ring/types.hpp"
 #include "common/core/check.hpp"
 
 namespace fa::ring {
 
 using Int = std::int64_t;
-
-const char* name(Method method) {
-  return method == Method::ring ? "ring" : method == Method::gather ? "gather" : "heads";
-}
 
 template <class T>
 void* Engine<T>::take(std::size_t bytes) {
@@ -191,7 +188,6 @@ void backward(Communicator& comm, Engine<T>& engine, const Problem& p, const Bac
                         const Options&);                                                \
   template void backward(Communicator&, Engine<T>&, const Problem&, const Backward<T>&, \
                          const Options&);
-FA_INSTANTIATE(float)
-FA_INSTANTIATE(double)
+FA_RING_TYPES(FA_INSTANTIATE)
 
 }  // namespace fa::ring

@@ -7,6 +7,8 @@
 #include <limits>
 #include <utility>
 
+#include "06_optimized/ring/types.hpp"
+
 namespace fa::ring {
 
 using Int = std::int64_t;
@@ -212,7 +214,6 @@ void ring_backward(const Rank<T>& at, const Backward<T>& t) {
   template void merge(const T*, Stat<T>, Int, Stat<T>*, Stat<T>&); \
   template void ring_forward(const Rank<T>&, const Forward<T>&);   \
   template void ring_backward(const Rank<T>&, const Backward<T>&);
-FA_INSTANTIATE(float)
-FA_INSTANTIATE(double)
+FA_RING_TYPES(FA_INSTANTIATE)
 
 }  // namespace fa::ring

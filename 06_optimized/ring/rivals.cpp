@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "06_optimized/ring/ring.hpp"
+#include "06_optimized/ring/types.hpp"
 
 namespace fa::ring {
 namespace {
@@ -135,8 +136,8 @@ void gather_backward(const Rank<T>& at, const Backward<T>& t) {
                    at.engine.copy_sums(size, there, to);
                  });
       if (rank == keys.me)
-        at.engine.copy_sums({1, 1, 1, own}, View<const Sum>{place, 0, 0, 0},
-                            {came[x] + own * rank, 0, 0, 0});
+        at.engine.copy_sums({p.B, p.Hkv, at.keys(rank), p.d}, keys.packed(place, rank),
+                            keys.packed(came[x] + own * rank, rank));
       if (rank != keys.me) {
         sent.push_back({rank, place, std::size_t(keys.numbers(rank)) * sizeof(Sum)});
         received.push_back({rank, came[x] + own * rank, std::size_t(own) * sizeof(Sum)});
@@ -303,7 +304,6 @@ void heads_backward(const Rank<T>& at, const Backward<T>& t) {
   template void gather_backward(const Rank<T>&, const Backward<T>&); \
   template void heads_forward(const Rank<T>&, const Forward<T>&);    \
   template void heads_backward(const Rank<T>&, const Backward<T>&);
-FA_INSTANTIATE(float)
-FA_INSTANTIATE(double)
+FA_RING_TYPES(FA_INSTANTIATE)
 
 }  // namespace fa::ring

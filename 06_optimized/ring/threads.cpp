@@ -46,7 +46,8 @@ struct Meeting {
 
 class Thread : public Communicator {
  public:
-  Thread(Meeting& meeting, int rank) : meeting_(meeting), rank_(rank) {}
+  Thread(Meeting& meeting, int rank, const Copy& copy)
+      : meeting_(meeting), rank_(rank), copy_(copy) {}
 
   int rank() const override { return rank_; }
   int size() const override { return int(meeting_.at.size()); }
@@ -105,7 +106,10 @@ class Thread : public Communicator {
     if (note.bytes != message.bytes)
       fail("rank " + std::to_string(message.peer) + " sent " + std::to_string(note.bytes) +
            " bytes where " + std::to_string(message.bytes) + " were expected");
-    if (note.bytes) std::memcpy(message.data, note.data, note.bytes);
+    if (note.bytes && copy_ && !note.kept)
+      copy_(message.data, note.data, note.bytes);
+    else if (note.bytes)
+      std::memcpy(message.data, note.data, note.bytes);
     from.pop_front();
     meeting_.changed.notify_all();
   }
@@ -140,19 +144,21 @@ class Thread : public Communicator {
 
   Meeting& meeting_;
   const int rank_;
+  const Copy& copy_;
   std::vector<Message> sent_, received_;
 };
 
 }  // namespace
 
 std::vector<std::string> on_threads(int ranks, std::chrono::milliseconds patience,
-                                    const std::function<void(Communicator&)>& f) {
+                                    const std::function<void(Communicator&)>& f,
+                                    const Copy& copy) {
   Meeting meeting(ranks, patience);
   std::vector<std::string> ends(static_cast<std::size_t>(ranks));
   std::vector<std::thread> threads;
   for (int rank = 0; rank < ranks; ++rank)
     threads.emplace_back([&, rank] {
-      Thread comm(meeting, rank);
+      Thread comm(meeting, rank, copy);
       try {
         f(comm);
       } catch (const std::exception& error) {

@@ -17,6 +17,7 @@
 #include "03_tiled_cpu/tiled_cpu.hpp"
 #include "05_cuda_backward/cuda_backward.hpp"
 #include "06_optimized/ring/check/cpu.hpp"
+#include "06_optimized/ring/check/parts.hpp"
 #include "06_optimized/ring/ring.hpp"
 #include "06_optimized/ring/threads.hpp"
 #include "common/judge/cases.hpp"
@@ -31,54 +32,7 @@ using std::chrono::milliseconds;
 
 constexpr milliseconds patience(20000);
 
-// ---- a case, dealt out to ranks ----------------------------------------------------------------
-
-// One tensor's rows of one rank.
-template <class X>
-struct Part {
-  std::vector<X> data;
-  View<X> view;
-  std::vector<Block> blocks;
-  Int B, H, d;
-
-  Part(Int B_, Int H_, Int N, Int d_, int ranks, int rank, Order order)
-      : blocks(blocks_of(N, ranks, rank, order)), B(B_), H(H_), d(d_) {
-    const Int rows = rows_of(N, ranks, rank, order);
-    data.assign(std::size_t(B * H * rows * d), std::numeric_limits<X>::quiet_NaN());
-    view = contiguous(data.data(), H, rows, d);
-  }
-  template <class F>
-  void each(const F& f) {
-    Int row = 0;
-    for (const Block& block : blocks)
-      for (Int i = block.first; i < block.first + block.rows; ++i, ++row)
-        for (Int b = 0; b < B; ++b)
-          for (Int h = 0; h < H; ++h)
-            for (Int x = 0; x < d; ++x) f(b, h, i, x, view.at(b, h, row)[x]);
-  }
-  Part& take(const Buffer<X>& from) {
-    each([&](Int b, Int h, Int i, Int x, X& mine) { mine = from.at(b, h, i, x); });
-    return *this;
-  }
-  void give(Buffer<X>& to) {
-    each([&](Int b, Int h, Int i, Int x, X& mine) { to.at(b, h, i, x) = mine; });
-  }
-};
-
-template <class T>
-struct ForwardParts {
-  Part<T> Q, K, V, O;
-  Part<Stat<T>> L;
-  ForwardParts(const Problem& p, int ranks, int rank, Order order)
-      : Q(p.B, p.Hq, p.Nq, p.d, ranks, rank, order),
-        K(p.B, p.Hkv, p.Nk, p.d, ranks, rank, order),
-        V(K),
-        O(Q),
-        L(p.B, p.Hq, p.Nq, 1, ranks, rank, order) {
-    V.view.data = V.data.data(), O.view.data = O.data.data();
-  }
-  Forward<T> tensors() { return {Q.view, K.view, V.view, O.view, L.data.data()}; }
-};
+// ---- a case, run by ranks ------------------------------------------------------------------------
 
 struct Ran {
   std::vector<std::string> ends;
@@ -158,17 +112,6 @@ std::string backward_verdict(const Spec& spec, int ranks, const Options& options
   const std::string ends = all_ends(run_backward(c, ranks, options));
   return ends.empty() ? c.verdict() : ends;
 }
-
-Spec sized(Int B, Int Hq, Int Hkv, Int Nq, Int Nk, Int d, Causal causal = Causal::none,
-           std::vector<Int> lengths = {}) {
-  Spec s;
-  s.p.B = B, s.p.Hq = Hq, s.p.Hkv = Hkv, s.p.Nq = Nq, s.p.Nk = Nk, s.p.d = d;
-  s.p.causal = causal;
-  s.lengths = std::move(lengths);
-  return s;
-}
-
-constexpr Causal masks[] = {Causal::none, Causal::top_left, Causal::bottom_right};
 
 // Every mask; lengths that no number of ranks divides, fewer rows than blocks, more keys than
 // queries and fewer; groups; key lengths, among them 0.

@@ -1,0 +1,132 @@
+// Tests of the ring with stage 06's kernels, in fp16 and bf16. All ranks are threads and share one
+// GPU, or the emulator; several GPUs need NCCL, and program.cu checks itself.
+#include <gtest/gtest.h>
+
+#include <string>
+#include <type_traits>
+#include <vector>
+
+#include "06_optimized/ring/check/parts.hpp"
+#include "06_optimized/ring/gpu.hpp"
+#include "06_optimized/ring/threads.hpp"
+#include "common/judge/gpu.hpp"
+#include "common/judge/gpu_test.hpp"
+#include "common/judge/half.hpp"
+
+namespace {
+
+using namespace fa;
+using namespace fa::judge;
+using namespace fa::ring;
+using half = Eigen::half;
+using bf16 = Eigen::bfloat16;
+
+constexpr std::chrono::milliseconds patience(60000);
+
+template <class T>
+using Device = std::conditional_t<std::is_same_v<T, half>, __half, __nv_bfloat16>;
+
+// The same numbers by CUDA's name of their type.
+template <class To, class From>
+View<To> as(const View<From>& v) {
+  static_assert(sizeof(To) == sizeof(From));
+  return {reinterpret_cast<To*>(v.data), v.batch, v.head, v.row};
+}
+
+// All ranks use the default stream: what one has asked for before it sends is done before the
+// receiver's copy, which is asked for later.
+void copy_on_gpu(void* to, const void* from, std::size_t bytes) {
+  FA_CUDA_CHECK(cudaMemcpy(to, from, bytes, cudaMemcpyDeviceToDevice));
+}
+
+std::string joined(const std::vector<std::string>& ends) {
+  std::string text;
+  for (const std::string& end : ends) text += end.empty() ? "" : end + "\n";
+  return text;
+}
+
+template <class T>
+std::string forward_verdict(const Spec& spec, int ranks, const ring::Options& options) {
+  using D = Device<T>;
+  ForwardCase<T> c(spec, true);
+  const Problem p = c.call().p;
+  const auto ends = on_threads(
+      ranks, patience,
+      [&](Communicator& comm) {
+        ForwardParts<T> x(p, ranks, comm.rank(), options.order);
+        x.Q.take(c.Q), x.K.take(c.K), x.V.take(c.V);
+        const DeviceCopy copy(
+            {x.Q.storage(), x.K.storage(), x.V.storage(), x.O.storage(), x.L.storage()});
+        const Forward<D> t{as<const D>(copy.at(x.Q.view)), as<const D>(copy.at(x.K.view)),
+                           as<const D>(copy.at(x.V.view)), as<D>(copy.at(x.O.view)),
+                           copy.at(x.L.data.data())};
+        const auto engine = gpu_engine<D>(nullptr);
+        ring::forward(comm, *engine, p, t, options);
+        FA_CUDA_CHECK(cudaDeviceSynchronize());
+        copy.copy_back();
+        x.O.give(c.O), x.L.give(c.LSE);
+      },
+      copy_on_gpu);
+  return joined(ends).empty() ? c.verdict() : joined(ends);
+}
+
+template <class T>
+std::string backward_verdict(const Spec& spec, int ranks, const ring::Options& options) {
+  using D = Device<T>;
+  BackwardCase<T> c(spec);
+  const Problem p = c.call().p;
+  const auto ends = on_threads(
+      ranks, patience,
+      [&](Communicator& comm) {
+        ForwardParts<T> x(p, ranks, comm.rank(), options.order);
+        ForwardParts<T> y(p, ranks, comm.rank(), options.order);
+        x.Q.take(c.Q), x.K.take(c.K), x.V.take(c.V), x.O.take(c.O), x.L.take(c.LSE);
+        y.O.take(c.dO);
+        const DeviceCopy copy({x.Q.storage(), x.K.storage(), x.V.storage(), x.O.storage(),
+                               x.L.storage(), y.Q.storage(), y.K.storage(), y.V.storage(),
+                               y.O.storage()});
+        const auto in = [&](Part<T>& part) { return as<const D>(copy.at(part.view)); };
+        const auto out = [&](Part<T>& part) { return as<D>(copy.at(part.view)); };
+        const Backward<D> t{in(x.Q),  in(x.K),  in(x.V), in(x.O), in(y.O), copy.at(x.L.data.data()),
+                            out(y.Q), out(y.K), out(y.V)};
+        const auto engine = gpu_engine<D>(nullptr, true);
+        ring::backward(comm, *engine, p, t, options);
+        FA_CUDA_CHECK(cudaDeviceSynchronize());
+        copy.copy_back();
+        y.Q.give(c.dQ), y.K.give(c.dK), y.V.give(c.dV);
+      },
+      copy_on_gpu);
+  return joined(ends).empty() ? c.verdict() : joined(ends);
+}
+
+std::vector<Spec> specs() {
+  return {
+      sized(1, 2, 1, 70, 70, 16, Causal::top_left), sized(2, 2, 2, 41, 77, 8, Causal::bottom_right),
+      sized(2, 1, 1, 50, 66, 24, Causal::none, {0, 41}), sized(1, 1, 1, 3, 2, 8, Causal::top_left)};
+}
+
+using OnOneGpu = GpuTest;
+
+TEST_F(OnOneGpu, Forward) {
+  for (const Spec& spec : specs())
+    for (const int P : {1, 2, 3}) {
+      EXPECT_EQ(forward_verdict<half>(spec, P, {}), "") << spec.name() << ", " << P << " ranks";
+      EXPECT_EQ(forward_verdict<bf16>(spec, P, {}), "") << spec.name() << ", " << P << " ranks";
+    }
+}
+TEST_F(OnOneGpu, Backward) {
+  for (const Spec& spec : specs())
+    for (const int P : {1, 2, 3}) {
+      EXPECT_EQ(backward_verdict<half>(spec, P, {}), "") << spec.name() << ", " << P << " ranks";
+      EXPECT_EQ(backward_verdict<bf16>(spec, P, {}), "") << spec.name() << ", " << P << " ranks";
+    }
+}
+TEST_F(OnOneGpu, Rivals) {
+  const Spec spec = sized(1, 4, 2, 45, 61, 16, Causal::bottom_right);
+  for (const Method method : {Method::gather, Method::heads}) {
+    EXPECT_EQ(forward_verdict<bf16>(spec, 2, {method}), "") << name(method);
+    EXPECT_EQ(backward_verdict<bf16>(spec, 2, {method}), "") << name(method);
+  }
+}
+
+}  // namespace
