@@ -165,7 +165,7 @@ void backward(const Problem& p, const Pattern& pattern, const Backward<T>& t, fl
     detail::check_regions(who, inputs, 2, outputs, 4);
   }
   check_scratch(who, options.scratch, "scratch_bytes()", scratch_bytes<T>(p), 16);
-  if (p.B == 0 || p.Hq == 0) return;
+  if (p.B == 0 || p.Hkv == 0) return;
 
   const Pattern window = as_window(p, pattern);
   const float scale = float(p.softmax_scale());
@@ -174,13 +174,13 @@ void backward(const Problem& p, const Pattern& pattern, const Backward<T>& t, fl
   s.D = static_cast<float*>(options.scratch.data);
   if constexpr (is_half<T>) {
     s.LSE2 = s.D + p.B * p.Hq * s.rows;
-    if (p.Nq > 0) launch_swizzle(p, window, t, scale, s, options.stream);
+    if (p.Hq > 0 && p.Nq > 0) launch_swizzle(p, window, t, scale, s, options.stream);
     if (p.Nk > 0) launch_swizzle_dkv(p, window, t, scale, s, options.stream);
   } else {
-    if (p.Nq > 0) launch_dq(p, window, t, scale, s, options.stream);
+    if (p.Hq > 0 && p.Nq > 0) launch_dq(p, window, t, scale, s, options.stream);
     if (p.Nk > 0) launch_dkv(p, window, t, scale, s, options.stream);
   }
-  if (dsinks) launch_dsinks(p, window, t.LSE, s, dsinks, options.stream);
+  if (dsinks && p.Hq > 0) launch_dsinks(p, window, t.LSE, s, dsinks, options.stream);
 }
 
 #define FA_FOR(T)                                                                           \
