@@ -94,13 +94,14 @@ __global__ void __launch_bounds__(threads, 2)
 // each head, in an order that is always the same.
 __global__ void __launch_bounds__(threads)
     dsinks_kernel(Problem p, const float* sinks, const float* LSE, Statistics s, float* dsinks) {
+  // [blank]
   __shared__ float sums[threads];
   const std::int64_t h = blockIdx.x;
   const float sink = sinks[h];
   float sum = 0;
   for (std::int64_t n = threadIdx.x; n < p.B * p.Nq; n += threads) {
     const std::int64_t head = n / p.Nq * p.Hq + h, i = n % p.Nq;
-    // [step 06.35: what the sink's weight in row i adds to its gradient; L may be -infinity (2 lines)]
+    // [step 06.35 (6): what the sink's weight in row i adds to its gradient; L may be -infinity (2 lines)]
     const float L = LSE[head * p.Nq + i];
     if (L != -INFINITY) sum -= expf(sink - L) * s.D[head * s.rows + i];
     // [end]
@@ -112,6 +113,7 @@ __global__ void __launch_bounds__(threads)
     __syncthreads();
   }
   if (threadIdx.x == 0) dsinks[h] = sums[0];
+  // [end blank]
 }
 
 }  // namespace

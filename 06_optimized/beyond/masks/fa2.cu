@@ -107,7 +107,7 @@ __global__ void __launch_bounds__(threads, 2)
   // all rows see all of it, one thread finds out for all: their registers are full.
   __shared__ Walk<Bc> walk;
   if (threadIdx.x == 0) walk.start(p, pattern, b, h, i0, rows);
-  __syncthreads();
+  __syncthreads();      // the walk has begun
   int j0 = walk.key();  // the last tile's first key; none: negative
   if (j0 >= 0) {
     load<D, Br>(Qi, t.Q.rows(b, h, p.Nq, d), i0, rows, aligned);

@@ -278,8 +278,12 @@ class masks : public GpuTest {};  // the tests' name is the walk's
 
 // ---- windows ----
 
-// Small, and several of everything: tiles, heads of a group, a window, and a key that stays.
-TEST_F(masks, Tiles) { all_right(sized_as(1, 2, 1, 70, 70, 16), window(20, 3, false, 2), "tiles"); }
+// Small, and several of everything: tiles, heads of a group, a window, a key that stays, sinks.
+TEST_F(masks, Tiles) {
+  Meant m = window(20, 3, false, 2);
+  m.sinks = {0.5f, 2.f};
+  all_right(sized_as(1, 2, 1, 70, 70, 16), m, "tiles");
+}
 
 // On the CPU each problem meets one window in each type: the emulator is too slow for every pair.
 TEST_F(masks, Windows) {
