@@ -1,5 +1,5 @@
-// The gradient by the bias, dbias_ij = sum of P (dP - D) over all that share the bias: batch entries
-// and heads, and rows if it has one row. A block owns a tile of dbias and goes through all of them,
+// The gradient by the bias: dbias_ij = sum of P_ij (dP_ij - D_i) over all that share it, batch
+// entries, heads and, if it has one row, rows. A block owns a tile of dbias and goes through them,
 // always in the same order: no atomics. It is the owner of dQ without its last product.
 #include "06_optimized/beyond/scores/tile.cuh"
 
@@ -95,6 +95,7 @@ void launch(const Problem& p, const Backward<float>& t, const Change<float>& cha
   const std::size_t bytes = Tile::shared_bytes;
   allow_shared_memory(kernel, bytes);
   const std::int64_t blocks = Shared::blocks(p, dbias, Tile::rows, Tile::cols);
+  if (blocks == 0) return;
   FA_LAUNCH(kernel, dim3(unsigned(blocks)), dim3(threads), bytes, stream, p, t, change, dbias,
             scale, D_rows, aligned(p, t));
 }

@@ -19,10 +19,12 @@ __global__ void delta_kernel(Problem p, Backward<float> t, float* D) {
   if (lane == 0) D[row] = sum;
 }
 
+// [quote kernel]
 template <class Tile>
 __global__ void __launch_bounds__(threads, 2)
     dq_kernel(Problem p, Backward<float> t, Change<float> change, float scale, const float* D_rows,
               bool vectorised) {
+  // [blank]
   constexpr int TR = Tile::TR, TK = Tile::TK, Br = Tile::rows, Bc = Tile::cols;
   float* Qi = dynamic_shared<float>();   // [Br, pitch]
   float* dOi = Qi + Br * Tile::pitch;    // [Br, pitch]
@@ -84,7 +86,7 @@ __global__ void __launch_bounds__(threads, 2)
         const float s = line.changed(scale * S[i][j], x, line.bias_at(x, n));
         const float P = x < n ? __expf(s - L[i]) : 0;
         float derivative = 1;
-        // [step 06.34 (4): what the score that leaves the cap gains when the one that enters grows (1 line)]
+        // [step 06.34 (4): how much the capped score grows with the one before (1 line)]
         if (change.cap > 0) derivative -= powf(tanhf(scale * S[i][j] / change.cap), 2);
         // [end]
         S[i][j] = P == 0 ? 0 : P * (dP[i][j] - D_i[i]) * derivative;
@@ -97,7 +99,9 @@ __global__ void __launch_bounds__(threads, 2)
   }
   store_turned_back<Tile>(t.dQ.rows(b, h, p.Nq, d), i0, rows, r0, scale, dQ, Qi, rotary,
                           change.offset);
+  // [end blank]
 }
+// [end quote]
 
 template <class Tile>
 void launch(const Problem& p, const Backward<float>& t, const Change<float>& change, float scale,

@@ -1,4 +1,5 @@
-// From the public face to the kernels: check the arguments, bring them to the kernels' units, launch.
+// From the public face to the kernels: check the arguments, bring them to the kernels' units,
+// launch.
 #include <algorithm>
 #include <cmath>
 #include <string>
@@ -31,7 +32,6 @@ template <class X>
 detail::Region region_of_bias(const char* name, const Problem& p, const View<X>& v) {
   detail::Region r =
       detail::region(name, v, v.batch ? p.B : 1, v.head ? p.Hq : 1, v.row ? p.Nq : 1, p.Nk);
-  if (p.B * p.Hq * p.Nq * p.Nk == 0) r.N = 0;
   r.optional = true;
   return r;
 }
@@ -59,7 +59,8 @@ void check_scores(const Problem& p, const Scores<T>& s) {
   detail::check_scale<T>(who, p);
   require(std::max(p.Nq, p.Nk) <= 1 << 30, who, ": Nq and Nk must be at most 2^30, got ", p.Nq,
           " and ", p.Nk);
-  require(!s.slopes_of_batch || s.slopes, who, ": slopes_of_batch is set, but slopes is null");
+  require(!s.slopes_of_batch || s.slopes || p.B * p.Hq == 0, who,
+          ": slopes_of_batch is set, but slopes is null");
   require(reinterpret_cast<std::uintptr_t>(s.slopes) % alignof(float) == 0, who,
           ": slopes must be aligned to its element, 4 bytes");
   if (s.cap)
@@ -226,9 +227,8 @@ void backward(const Problem& p, const Backward<T>& t, const Scores<T>& scores,
   check_blocks(p);
   check_scratch(who, options.scratch, "scratch_bytes()", scratch_bytes<T>(p), 16);
   const Change<T> change = change_of(p, scores);
-  if (p.B == 0 || p.Hkv == 0) return;
   const float scale = float(p.softmax_scale());
-  const bool pairs = rows && p.Nk > 0;
+  const bool keys = p.B > 0 && p.Hkv > 0 && p.Nk > 0;
   float* const scratch = static_cast<float*>(options.scratch.data);
   if constexpr (is_half<T>) {
     const std::int64_t padded = p.B * p.Hq * padded_rows(p.Nq);
@@ -238,14 +238,14 @@ void backward(const Problem& p, const Backward<T>& t, const Scores<T>& scores,
     passed.D = scratch + padded;
     if (rows) optimized::launch_before(p, t, passed, options.stream);
     if (rows) launch_swizzle_dq(p, t, change, scale, passed, options.stream);
-    if (p.Nk > 0) launch_swizzle_dkv(p, t, change, scale, passed, options.stream);
-    if (dbias.data && pairs)
+    if (keys) launch_swizzle_dkv(p, t, change, scale, passed, options.stream);
+    if (dbias.data)  // also a sum over nothing, 0
       launch_swizzle_dbias(p, t, change, dbias, scale, passed, options.stream);
   } else {
     if (rows) launch_delta(p, t, scratch, options.stream);
     if (rows) launch_dq(p, t, change, scale, scratch, options.stream);
-    if (p.Nk > 0) launch_dkv(p, t, change, scale, scratch, options.stream);
-    if (dbias.data && pairs) launch_dbias(p, t, change, dbias, scale, scratch, options.stream);
+    if (keys) launch_dkv(p, t, change, scale, scratch, options.stream);
+    if (dbias.data) launch_dbias(p, t, change, dbias, scale, scratch, options.stream);
   }
 }
 

@@ -1,5 +1,5 @@
-// FlashAttention-2's loop, fa2.cu, with changed scores. Products, copies and the softmax are as they
-// are there. m and S stay in units of q.k, and what changes a score is brought to these units
+// FlashAttention-2's loop, fa2.cu, with changed scores. Products, copies and the softmax are as
+// they are there. m and S stay in units of q.k, and what changes a score is brought to these units
 // instead: a slope, a bias and the cap are divided by scale once, and the exponent is still one
 // multiplication and one subtraction.
 //

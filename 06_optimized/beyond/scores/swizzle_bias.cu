@@ -1,5 +1,5 @@
-// The gradient by the bias, dbias_ij = sum of P (dP - D) over all that share the bias: batch entries
-// and heads, and rows if it has one row. A block owns a tile of dbias and goes through all of them,
+// The gradient by the bias: dbias_ij = sum of P_ij (dP_ij - D_i) over all that share it, batch
+// entries, heads and, if it has one row, rows. A block owns a tile of dbias and goes through them,
 // always in the same order: no atomics. The two products are those of the owner of dQ.
 #include "06_optimized/backward/2_swizzle.cuh"
 #include "06_optimized/beyond/scores/change.cuh"
@@ -115,9 +115,11 @@ void launch(const Problem& p, const Backward<T>& t, const Change<T>& change,
   const auto kernel = swizzle_dbias_kernel<D, built, T>;
   constexpr std::size_t bytes = Sizes::shared_bytes;
   static_assert(bytes <= most_shared);
+  const std::int64_t blocks = Shared::blocks(p, dbias, Sizes::Br, Sizes::Bc);
+  if (blocks == 0) return;
   allow_shared_memory(kernel, bytes);
-  FA_LAUNCH(kernel, dim3(unsigned(Shared::blocks(p, dbias, Sizes::Br, Sizes::Bc))), dim3(threads),
-            bytes, stream, p, t, change, dbias, scale, passed, all_in_16_bytes(t));
+  FA_LAUNCH(kernel, dim3(unsigned(blocks)), dim3(threads), bytes, stream, p, t, change, dbias,
+            scale, passed, all_in_16_bytes(t));
 }
 
 }  // namespace

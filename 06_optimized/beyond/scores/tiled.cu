@@ -86,10 +86,10 @@ __global__ void tiled_kernel(Problem p, Forward<float> t, Change<float> change, 
       s[i] = visible ? scale * s[i] : -INFINITY;
       // (4) s = cap tanh(s / cap) - slope_h |i + offset - j| + bias_ij
       if (visible) {
-        // [step 06.32 (4): no score larger than the cap; what is not asked for changes none (1 line)]
+        // [step 06.32 (4): no score beyond the cap, if there is one (1 line)]
         if (has_cap) s[i] = change.cap * tanhf(s[i] / change.cap);
         // [end]
-        // [step 06.33 (4): far keys, before the query or after it, count less (1 line)]
+        // [step 06.33 (4): keys far from the query count less, on both sides (1 line)]
         if (has_alibi) s[i] -= slope * fabsf(float(row + change.offset - key));
         // [end]
         if (has_bias) s[i] += change.bias.at(b, h, row)[key];
