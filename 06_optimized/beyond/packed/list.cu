@@ -83,7 +83,7 @@ __global__ void list_kernel(Problem p, const std::int32_t* offsets, Side side, O
   // The last sequence whose places do not begin behind this one.
   const std::int32_t* begin = offsets + (side.keys ? B + 1 : 0);
   int mine = 0, behind = B;
-  while (behind - mine > 1) {
+  for (int step = 0; step < 31 && behind - mine > 1; ++step) {
     const int middle = (mine + behind) / 2;
     // [step 06.33: on which side of `middle` is it? (1 line)]
     (begin[middle] / side.size + middle <= place ? mine : behind) = middle;
