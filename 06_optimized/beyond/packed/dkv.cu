@@ -1,5 +1,5 @@
-// Stage 05's owner of dK and dV: a block per tile of keys, now of any sequence's, and a loop over the
-// tiles of its queries, in all query heads of the group.
+// Stage 05's owner of dK and dV: a block per tile of keys, now of any sequence's, and a loop over
+// the tiles of its queries, in all query heads of the group.
 #include "06_optimized/beyond/packed/tile.cuh"
 
 namespace fa::packed {

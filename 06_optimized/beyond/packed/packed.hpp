@@ -64,8 +64,8 @@ std::size_t backward_scratch_bytes(const Problem& p);
 // has head = d and row = Hq d. LSE is [Hq, Nq] without gaps. p.causal holds in each sequence for
 // itself: bottom_right ends at its own last key. p.key_lengths must be null: the offsets say it.
 //
-// A sequence gets the same bits whatever else is in the batch, in every order and every run; in fp16
-// and bf16 they are those that `fa2` and the backward's `swizzle` give it alone.
+// A sequence gets the same bits whatever else is in the batch, in every order and run; in fp16 and
+// bf16 they are those that `fa2` and the backward's `swizzle` give it alone.
 //
 // Throw std::invalid_argument, before any write, for arguments outside of this, and fa::CudaError
 // where CUDA fails. They do not see whether scratch or offsets overlap another tensor. They put

@@ -1,6 +1,5 @@
 // Rung 2 of the backward, backward/2_swizzle.cu, for sequences of different lengths: a block takes
-// its tile from a list and enters the tile's sequence. Before it, the kernel for LSE2 and D. The
-// owner of dK and dV is in swizzle_keys.cu.
+// its tile from a list and enters the tile's sequence. dK and dV: swizzle_keys.cu.
 #include "06_optimized/backward/2_swizzle.cuh"
 #include "06_optimized/beyond/packed/sequence.cuh"
 
@@ -17,48 +16,6 @@ struct DqTile {
   static constexpr int Br = 16 * groups * warps, Bc = D <= 64 ? 64 : 32;
   static constexpr std::size_t shared_bytes = (2 * Br + 2 * Bc) * D * 2;  // Q_i, dO_i, K_j, V_j
 };
-
-// D_i = sum_x dO_ix O_ix;  LSE2_i = log2(e) LSE_i, so that P_ij = 2^(c S_ij - LSE2_i).
-// Eight columns a thread, D / 8 threads a row. The rows of a tile behind the sequence's last one get
-// LSE2 = +inf, so that P = 2^-inf = 0. So do rows that saw no key, whose LSE is -inf.
-template <int D, class T>
-__global__ void __launch_bounds__(threads)
-    before_kernel(Problem p, Backward<T> t, List list, Passed passed, bool aligned) {
-  constexpr int lanes = D / 8, Br = DqTile<D>::Br;
-  const int n_th = int(blockIdx.x / unsigned(p.Hq));
-  if (n_th >= *list.count) return;
-  const Work& work = list.work[n_th];
-  const std::int64_t h = blockIdx.x % unsigned(p.Hq), all_queries = p.Nq;
-  enter(work, p, t);
-  const int x = threadIdx.x % lanes * 8;
-  for (int r = threadIdx.x / lanes; r < Br; r += threads / lanes) {
-    const std::int64_t i = std::int64_t(work.tile) * Br + r,
-                       row = h * passed.rows + work.padded_row() + i;
-    float sum = 0;
-    if (i < p.Nq && x < p.d) {
-      const T* O = t.O.at(0, h, i) + x;
-      const T* dO = t.dO.at(0, h, i) + x;
-      if (aligned && x + 8 <= p.d) {
-        const uint4 O8 = *reinterpret_cast<const uint4*>(O),
-                    dO8 = *reinterpret_cast<const uint4*>(dO);
-#pragma unroll
-        for (int e = 0; e < 8; ++e)
-          sum += float(reinterpret_cast<const T*>(&O8)[e]) *
-                 float(reinterpret_cast<const T*>(&dO8)[e]);
-      } else {
-        for (int e = 0; e < 8 && x + e < p.d; ++e) sum += float(O[e]) * float(dO[e]);
-      }
-    }
-#pragma unroll
-    for (int other = lanes / 2; other > 0; other /= 2)
-      sum += __shfl_xor_sync(0xffffffff, sum, other);
-    if (x == 0) {
-      const float L = i < p.Nq ? t.LSE[h * all_queries + i] : -INFINITY;
-      passed.D[row] = sum;
-      passed.LSE2[row] = L == -INFINITY ? INFINITY : L * 1.4426950408889634f;
-    }
-  }
-}
 
 // The owner of dQ_i: it passes over the keys that its rows see.
 template <int D, class T>
@@ -155,15 +112,6 @@ __global__ void __launch_bounds__(threads, 2)
 }
 
 template <int D, class T>
-void launch_of_before(const Problem& p, const Backward<T>& t, const List& list,
-                      const Passed& passed, cudaStream_t stream) {
-  const auto before = before_kernel<D, T>;
-  const std::int64_t blocks = Side{false, DqTile<D>::Br}.most(p) * p.Hq;
-  FA_LAUNCH(before, dim3(unsigned(blocks)), dim3(threads), 0, stream, p, t, list, passed,
-            in_16_bytes(t.O) && in_16_bytes(t.dO));
-}
-
-template <int D, class T>
 void launch_dq(const Problem& p, const Backward<T>& t, const List& list, float scale,
                const Passed& passed, cudaStream_t stream) {
   const auto dq = swizzle_dq_kernel<D, T>;
@@ -185,26 +133,15 @@ template int dq_tile<__half>(std::int64_t);
 template int dq_tile<__nv_bfloat16>(std::int64_t);
 
 template <class T>
-void launch_before(const Problem& p, const Backward<T>& t, const List& list, const Passed& passed,
-                   cudaStream_t stream) {
-  (p.d <= 64    ? launch_of_before<64, T>
-   : p.d <= 128 ? launch_of_before<128, T>
-                : launch_of_before<256, T>)(p, t, list, passed, stream);
-}
-template <class T>
 void launch_swizzle_dq(const Problem& p, const Backward<T>& t, const List& list, float scale,
                        const Passed& passed, cudaStream_t stream) {
   (p.d <= 64    ? launch_dq<64, T>
    : p.d <= 128 ? launch_dq<128, T>
                 : launch_dq<256, T>)(p, t, list, scale, passed, stream);
 }
-#define FA_FOR(T)                                                                             \
-  template void launch_before(const Problem&, const Backward<T>&, const List&, const Passed&, \
-                              cudaStream_t);                                                  \
-  template void launch_swizzle_dq(const Problem&, const Backward<T>&, const List&, float,     \
-                                  const Passed&, cudaStream_t)
-FA_FOR(__half);
-FA_FOR(__nv_bfloat16);
-#undef FA_FOR
+template void launch_swizzle_dq(const Problem&, const Backward<__half>&, const List&, float,
+                                const Passed&, cudaStream_t);
+template void launch_swizzle_dq(const Problem&, const Backward<__nv_bfloat16>&, const List&, float,
+                                const Passed&, cudaStream_t);
 
 }  // namespace fa::packed

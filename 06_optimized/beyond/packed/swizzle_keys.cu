@@ -1,5 +1,5 @@
-// Rung 2 of the backward, dK and dV, backward/2_swizzle_keys.cu, for sequences of different lengths:
-// the owner of a sequence's keys goes through the queries of that sequence.
+// Rung 2 of the backward, dK and dV, backward/2_swizzle_keys.cu, for sequences of different
+// lengths: the owner of a sequence's keys goes through the queries of that sequence.
 #include "06_optimized/backward/2_swizzle.cuh"
 #include "06_optimized/beyond/packed/sequence.cuh"
 

@@ -1,5 +1,5 @@
-// Stage 05's tile.cuh, for its kernels in this walk: tiles in shared memory, and the two forms that all
-// products of the two owners have. Threads and lanes as in stage 04's register_tiled:
+// Stage 05's tile.cuh, for its kernels in this walk: tiles in shared memory, and the two forms that
+// all products of the two owners have. Threads and lanes as in stage 04's register_tiled:
 //   a warp      4 TR rows of the tile that the block owns; its lanes lie in 4 rows of 8
 //   a thread    rows ty + 4 i (i < TR), columns tx + 8 j (j < TK) of a tile of scores,
 //               columns 4 tx + 32 y + {0, 1, 2, 3} of a gradient

@@ -1,5 +1,5 @@
-// Packed sequences as C functions, for packed_bench.py; part of libstage06_peer.so. And the batch of
-// padded sequences that they stand for, by `fa2` and the backward's `swizzle` with key lengths.
+// Packed sequences as C functions, for packed_bench.py; part of libstage06_peer.so. And the batch
+// of padded sequences that they stand for, by `fa2` and the backward's `swizzle` with key lengths.
 #include <cstdint>
 #include <stdexcept>
 #include <string>

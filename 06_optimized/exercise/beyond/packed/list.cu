@@ -1,13 +1,13 @@
 // Practice 06, level 1, of beyond/packed/list.cu. Keep the marks; ./learn practice 06
 // Which tiles there are, and in which order blocks take them.
 //
-//   offsets_kernel   two warps, one for the queries' offsets and one for the keys': a running maximum
-//   list_kernel      a warp for each place where a tile could be. It finds its tile, counts the tiles
+//   offsets_kernel   a warp for the queries' offsets, one for the keys': their running maximum
+//   list_kernel      a warp for each place where a tile could be. It finds its tile, counts those
 //                    that come before it, and writes it there: nobody waits for another warp
 //
-// A sequence of n tokens, cut into tiles of `size`, may take one tile more than n / size. So let the
-// places of sequence b begin at offset_b / size + b: they reach up to those of the next one, and
-// all of them are at most N / size + B, which the host knows. Some stay empty.
+// A sequence of n tokens, cut into tiles of `size`, may take one tile more than n / size. So let
+// the places of sequence b begin at offset_b / size + b: they reach up to those of the next one,
+// and all of them are at most N / size + B, which the host knows. Some stay empty.
 #include "06_optimized/beyond/packed/sequence.cuh"
 
 namespace fa::packed {
@@ -105,7 +105,7 @@ __global__ void list_kernel(Problem p, const std::int32_t* offsets, Side side, O
     } else if (order == Order::given) {
       earlier = b < mine ? tiles : 0;
     } else if (order == Order::sequences) {
-      // [step 06.34: its tiles, if it has the longer one, or an equal one and comes first (2 lines)]
+      // [step 06.34: its tiles, if its longest has more work, or as much and comes first (2 lines)]
       // TODO
       // [end]
     } else if (work > 0 || !first_of_equals) {
