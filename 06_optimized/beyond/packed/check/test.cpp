@@ -648,9 +648,9 @@ TEST_F(packed, NaNStaysInItsSequence) {
 TEST_F(packed, Fuzz) {
   std::mt19937_64 random(11);
   const auto up_to = [&](Int n) { return Int(random() % std::uint64_t(n + 1)); };
-  for (int n = 0; n < int(sized(40, 3)); ++n) {
+  for (int n = 0; n < int(sized(12, 3)); ++n) {
     Batch batch;
-    const Int B = 1 + up_to(5), most = sized(200, 40);
+    const Int B = 1 + up_to(5), most = sized(100, 40);
     std::vector<int> q, k;
     for (Int b = 0; b < B; ++b) {
       q.push_back(int(up_to(most)));
