@@ -67,8 +67,16 @@ void check_capability(const Problem& p) {
 }
 
 void check_order(Order order) {
-  require(order == Order::sequences || order == Order::tiles || order == Order::given, who,
-          ": order has the unknown value ", static_cast<int>(order));
+  require(order >= Order::automatic && order <= Order::given, who, ": order has the unknown value ",
+          static_cast<int>(order));
+}
+
+// With few blocks for each SM, how long the last ones run counts more than what the L2 cache saves.
+Order chosen(Order order, const Problem& p, const Side& side) {
+  if (order != Order::automatic) return order;
+  constexpr std::int64_t few = 32;
+  const std::int64_t blocks = side.most(p) * (side.keys ? p.Hkv : p.Hq);
+  return blocks <= few * processors() ? Order::tiles : Order::sequences;
 }
 
 // Hands out the scratch, piece by piece, in multiples of 16 bytes.
@@ -151,7 +159,8 @@ void forward(const Problem& p, const Sequences& s, const Forward<T>& t, const Op
   const ForwardScratch<T> scratch(p, options.scratch.data);
   const float scale = float(p.softmax_scale());
   launch_offsets(p, s, scratch.offsets, options.stream);
-  launch_list(p, scratch.offsets, scratch.queries, options.order, scratch.list, options.stream);
+  const Order order = chosen(options.order, p, scratch.queries);
+  launch_list(p, scratch.offsets, scratch.queries, order, scratch.list, options.stream);
   if constexpr (is_half<T>)
     launch_fa2(p, t, scratch.list, scale, options.stream);
   else
@@ -174,9 +183,13 @@ void backward(const Problem& p, const Sequences& s, const Backward<T>& t, const 
   const Passed& passed = scratch.passed;
   const float scale = float(p.softmax_scale());
   const cudaStream_t stream = options.stream;
+  const auto list = [&](const Side& side, const List& to) {
+    launch_list(p, scratch.offsets, side, chosen(options.order, p, side), to, stream);
+  };
   launch_offsets(p, s, scratch.offsets, stream);
+  list(scratch.queries, scratch.of_queries);
+  list(scratch.keys, scratch.of_keys);
   if (rows) {
-    launch_list(p, scratch.offsets, scratch.queries, options.order, scratch.of_queries, stream);
     if constexpr (is_half<T>) {
       launch_before(p, t, scratch.of_queries, passed, stream);
       launch_swizzle_dq(p, t, scratch.of_queries, scale, passed, stream);
@@ -186,7 +199,6 @@ void backward(const Problem& p, const Sequences& s, const Backward<T>& t, const 
     }
   }
   if (p.Nk == 0) return;
-  launch_list(p, scratch.offsets, scratch.keys, options.order, scratch.of_keys, stream);
   if constexpr (is_half<T>)
     launch_swizzle_dkv(p, t, scratch.of_keys, scale, passed, stream);
   else

@@ -83,6 +83,7 @@ __global__ void __launch_bounds__(threads, 2)
   const int q_at = at<D>(warp_row + by_rows.row, by_rows.chunk);  // what this lane names to
   const int k_at = at<D>(by_columns.row, by_columns.chunk);       // ldmatrix: of the first block,
   const int v_at = at<D>(by_rows.row, by_rows.chunk);             // and what others differ from it
+  offsets_or_list_are_done();
   const int n = int(blockIdx.x / unsigned(p.Hq));
   if (n >= *list.count) return;  // the host counts tiles that may be needed
   const Work& work = list.work[n];
@@ -261,9 +262,12 @@ void launch(const Problem& p, const Forward<T>& t, const List& list, float scale
   const auto fa2 = fa2_kernel<Sizes, T>;
   const std::size_t bytes = Sizes::shared_bytes;
   allow_shared_memory(fa2, bytes);
-  const std::int64_t blocks = Side{false, Sizes::Br}.most(p) * p.Hq;
-  FA_LAUNCH(fa2, dim3(unsigned(blocks)), dim3(threads), bytes, stream, p, t, list, scale,
-            in_16_bytes(t.Q) && in_16_bytes(t.K) && in_16_bytes(t.V) && in_16_bytes(t.O));
+  const dim3 blocks(unsigned(Side{false, Sizes::Br}.most(p) * p.Hq));
+  const bool aligned = in_16_bytes(t.Q) && in_16_bytes(t.K) && in_16_bytes(t.V) && in_16_bytes(t.O);
+  if (waits_itself(fa2))
+    FA_LAUNCH_EARLY(fa2, blocks, dim3(threads), bytes, stream, p, t, list, scale, aligned);
+  else
+    FA_LAUNCH(fa2, blocks, dim3(threads), bytes, stream, p, t, list, scale, aligned);
 }
 
 }  // namespace

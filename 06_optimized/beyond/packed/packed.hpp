@@ -36,13 +36,14 @@ struct Sequences {
 
 // In which order blocks take the tiles. In a sequence it is always the tile with most work first.
 enum class Order {
+  automatic,  // few tiles: `tiles`, so that the last ones are short; many: `sequences`
   sequences,  // the sequence with the longest tile first; of equal ones the one before
   tiles,      // the longest tile of all sequences first
   given,      // as the sequences lie in memory
 };
 
 struct Options {
-  Order order = Order::sequences;
+  Order order = Order::automatic;
   cudaStream_t stream = nullptr;
   Scratch scratch =
       {};  // scratch_bytes(), backward_scratch_bytes() of device memory, aligned to 16
@@ -108,6 +109,7 @@ struct List {
 
 // to[0 ... B] and to[B + 1 ... 2 B + 1]: the offsets as they count.
 void launch_offsets(const Problem& p, const Sequences& s, std::int32_t* to, cudaStream_t stream);
+// Not Order::automatic. It is launched while the kernel before it is at work, where that is possible.
 void launch_list(const Problem& p, const std::int32_t* offsets, const Side& side, Order order,
                  const List& list, cudaStream_t stream);
 

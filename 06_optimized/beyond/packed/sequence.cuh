@@ -1,8 +1,33 @@
 // How a block finds its work and enters the sequence: what the kernels of this walk share.
 #pragma once
 #include "06_optimized/beyond/packed/packed.hpp"
+#include "06_optimized/ptx/barrier.cuh"
 
 namespace fa::packed {
+
+// The lists take a few microseconds, and to launch a kernel behind them takes as long. Built for
+// compute capability 9.0 or later, a kernel is launched while the one before it is at work, and
+// waits for it itself.
+__device__ inline void next_may_start() {
+#if defined(FA_EMULATED) || __CUDA_ARCH__ >= 900
+  optimized::next_kernel_may_start();
+#endif
+}
+__device__ inline void offsets_or_list_are_done() {
+#if defined(FA_EMULATED) || __CUDA_ARCH__ >= 900
+  optimized::previous_kernel_is_done();
+#endif
+}
+template <class Kernel>
+bool waits_itself([[maybe_unused]] Kernel* kernel) {
+#ifdef FA_EMULATED
+  return true;
+#else
+  cudaFuncAttributes attributes{};
+  FA_CUDA_CHECK(cudaFuncGetAttributes(&attributes, kernel));
+  return attributes.ptxVersion >= 90;
+#endif
+}
 
 // fa::Mask of one sequence, in three registers: row i sees the keys below i + ahead.
 struct SequenceMask {

@@ -16,7 +16,7 @@ PAGE = "beyond/packed/README.md"
 LENGTHS = {"equal": "equal", "uniform": "uniform", "tail": "long tail", "one_long": "one long, many short"}
 SHOWN: dict[str, tuple[str, Role]] = {"ours": ("packed", "this"), "padded": ("padded", "previous"),
                                       "fa2_varlen": ("FlashAttention-2", "peer")}
-OTHERS = {"ours_tiles": "/ longest tile first", "ours_given": "/ as given", "padded": "/ padded",
+OTHERS = {"ours_sequences": "/ by sequence", "ours_tiles": "/ by tile", "ours_given": "/ as given", "padded": "/ padded",
           "fa2_varlen": "/ FlashAttention-2", "flex": "/ FlexAttention"}
 TOKENS, D = 131072, 128  # of the chart
 Row = dict[str, Any]

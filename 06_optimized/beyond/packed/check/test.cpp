@@ -147,19 +147,19 @@ Problem problem_of(const Batch& batch) {
 }
 
 template <class T>
-std::string run(ForwardCase<T>& c, const Batch& batch, Order order = Order::sequences) {
+std::string run(ForwardCase<T>& c, const Batch& batch, Order order = Order::automatic) {
   return call_walk<T>(c.call(), batch, walk::scratch_bytes<Device<T>>(problem_of(batch)), order,
                       [](auto&&... all) { walk::forward<Device<T>>(all...); });
 }
 template <class T>
-std::string run(BackwardCase<T>& c, const Batch& batch, Order order = Order::sequences) {
+std::string run(BackwardCase<T>& c, const Batch& batch, Order order = Order::automatic) {
   return call_walk<T>(c.call(), batch, walk::backward_scratch_bytes<Device<T>>(problem_of(batch)),
                       order, [](auto&&... all) { walk::backward<Device<T>>(all...); });
 }
 
 // Forward and backward of one batch against the oracle.
 template <class T>
-std::string verdict_of(const Batch& batch, Order order = Order::sequences) {
+std::string verdict_of(const Batch& batch, Order order = Order::automatic) {
   ForwardCase<T> f(batch.spec(), true);
   std::string text = run(f, batch, order);
   text += f.verdict();
@@ -725,7 +725,7 @@ TEST_F(packed, WorkIsPutOnTheStreamAndNobodyWaits) {
     const DeviceMemory scratch(1 << 16);
     const auto on_stream = [&](Problem p, const auto& t, cudaStream_t stream) {
       p.B = batch.B(), p.causal = batch.causal;
-      const Options options{Order::sequences, stream, scratch};
+      const Options options{Order::automatic, stream, scratch};
       if constexpr (requires { t.dQ; })
         walk::backward(p, s, as_device<Device<T>>(t), options);
       else
@@ -874,7 +874,7 @@ TEST_F(packed, ARecordedCallReplaysWithOtherLengths) {
   const auto f = [&] {
     const std::int32_t* const at = copy.at(q.data());
     walk::forward(problem_of(first), {at, at}, as_device<__nv_bfloat16>(on_device(copy, call.t)),
-                  {Order::sequences, stream, scratch});
+                  {Order::automatic, stream, scratch});
   };
   f();  // modules are loaded at the first call, which a recording does not allow
   FA_CUDA_CHECK(cudaStreamSynchronize(stream));
@@ -922,7 +922,7 @@ TEST_F(packed, MoreThanTwoToThe31Numbers) {
   const DeviceCopy copy({{q.data(), q.size() * 4}, f.LSE.storage(), g.LSE.storage()});
   const walk::Sequences s{copy.at(q.data()), copy.at(q.data())};
   const DeviceMemory scratch(1 << 20);
-  const Options options{Order::sequences, nullptr, scratch};
+  const Options options{Order::automatic, nullptr, scratch};
   carry(f.Q, 0, to), carry(f.K, 1, to), carry(f.V, 2, to);
   walk::forward<D>(problem_of(batch), s,
                    {there(0), there(1), there(2), there(3), copy.at(f.LSE.view()).data}, options);

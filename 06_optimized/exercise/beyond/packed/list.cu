@@ -17,6 +17,7 @@ constexpr int lanes = 32, warps = 4;
 
 // An offset counts as the largest up to it, in [0, total]. A lane has a stretch of them.
 __global__ void offsets_kernel(Problem p, Sequences s, std::int32_t* to) {
+  next_may_start();
   const int lane = threadIdx.x % lanes, n = int(p.B) + 1, stretch = (n + lanes - 1) / lanes;
   const bool keys = threadIdx.x >= lanes;
   const std::int32_t* from = keys ? s.keys : s.queries;
@@ -74,6 +75,8 @@ struct Cut {
 
 __global__ void list_kernel(Problem p, const std::int32_t* offsets, Side side, Order order,
                             List list, int most) {
+  next_may_start();
+  offsets_or_list_are_done();
   const int lane = threadIdx.x % lanes, B = int(p.B);
   const int place = int(blockIdx.x) * warps + int(threadIdx.x) / lanes;
   if (place >= most) return;  // a warp as a whole
@@ -133,8 +136,13 @@ void launch_offsets(const Problem& p, const Sequences& s, std::int32_t* to, cuda
 void launch_list(const Problem& p, const std::int32_t* offsets, const Side& side, Order order,
                  const List& list, cudaStream_t stream) {
   const int most = int(side.most(p));
-  FA_LAUNCH(list_kernel, dim3(unsigned((most + warps - 1) / warps)), dim3(lanes * warps), 0, stream,
-            p, offsets, side, order, list, most);
+  const dim3 blocks(unsigned((most + warps - 1) / warps));
+  if (waits_itself(list_kernel))
+    FA_LAUNCH_EARLY(list_kernel, blocks, dim3(lanes * warps), 0, stream, p, offsets, side, order,
+                    list, most);
+  else
+    FA_LAUNCH(list_kernel, blocks, dim3(lanes * warps), 0, stream, p, offsets, side, order, list,
+              most);
 }
 
 }  // namespace fa::packed
