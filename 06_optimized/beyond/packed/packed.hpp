@@ -109,7 +109,7 @@ struct List {
 
 // to[0 ... B] and to[B + 1 ... 2 B + 1]: the offsets as they count.
 void launch_offsets(const Problem& p, const Sequences& s, std::int32_t* to, cudaStream_t stream);
-// Not Order::automatic. It is launched while the kernel before it is at work, where that is possible.
+// Not Order::automatic. Launched while the kernel before it is at work, where that is possible.
 void launch_list(const Problem& p, const std::int32_t* offsets, const Side& side, Order order,
                  const List& list, cudaStream_t stream);
 

@@ -5,11 +5,10 @@
 
 Needs PyTorch and a GPU. bf16, causal, 16 heads of d = 128 and 64; 16,384 and 131,072 tokens, forward and backward. Four
 distributions of lengths share the same number of tokens: all equal; uniform from 1 to twice the mean; a long tail
-(log-normal); one sequence of half the tokens and many of 128. Ours runs
-with the order of tiles that it chooses and, in the forward, with each of the three. Beside it: the
-batch padded to its longest sequence by this course's `fa2` and `swizzle` with key lengths, where it fits into memory and
-time (to pack and to pad is not counted); FlashAttention-2 for variable lengths, as PyTorch has it; and at one setting
-FlexAttention with a mask of documents (--flex 0 leaves it out).
+(log-normal); one sequence of half the tokens and many of 128. Ours runs with the order of tiles that it chooses and, in
+the forward, with each of the three. Beside it: the batch padded to its longest sequence by this course's `fa2` and
+`swizzle` with key lengths, where it fits into memory and time (to pack and to pad is not counted); FlashAttention-2 for
+variable lengths, as PyTorch has it; and at one setting FlexAttention with a mask of documents (--flex 0 leaves it out).
 
 All contenders of a setting get the same numbers, and are timed once a round, in an order drawn anew, so that ratios can
 be taken round by round. Some tokens of what each of them writes are compared with fp64, before and after. FLOP are those
