@@ -427,6 +427,7 @@ TEST_F(packed, EveryTileOnceAndByWork) {
   std::mt19937_64 random(3);
   const auto lengths = [&](int n) {
     std::vector<int> all;
+    all.reserve(std::size_t(n));
     for (int b = 0; b < n; ++b) all.push_back(random() % 5 == 0 ? 0 : int(random() % 90));
     return all;
   };
@@ -555,7 +556,8 @@ TEST_F(packed, EqualLengthsAreTheBatch) {
     s.hooks = {};
     ForwardCase<T> whole(s, true);
     for (auto [to, from] : {std::pair{&whole.Q, &f.Q}, {&whole.K, &f.K}, {&whole.V, &f.V}})
-      to->fill([&](Int b, Int h, Int i, Int e) { return double(from->at(0, h, b * N + i, e)); });
+      to->fill(
+          [&, &x = *from](Int b, Int h, Int i, Int e) { return double(x.at(0, h, b * N + i, e)); });
     on_gpu_forward<T>([](const Problem& p, const Forward<T>& t) { plain(p, t); })(whole.call());
     Buffer<T> O(1, 2, B * N, 16);
     O.fill([&](Int, Int h, Int i, Int e) { return double(whole.O.at(i / N, h, i % N, e)); });
@@ -570,6 +572,7 @@ TEST_F(packed, AnotherOrderOfSequencesGivesTheSameBits) {
   each_type([]<class T>(T) {
     const std::vector<int> lengths = {33, 2, 0, 20, 47}, order = {3, 4, 0, 2, 1};
     std::vector<int> shuffled;
+    shuffled.reserve(order.size());
     for (int b : order) shuffled.push_back(lengths[std::size_t(b)]);
     const Batch a = same(lengths, Causal::bottom_right, 2, 2, 8),
                 b = same(shuffled, a.causal, 2, 2, 8);
