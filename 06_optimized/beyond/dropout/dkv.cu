@@ -7,7 +7,7 @@ namespace {
 
 // [quote kernel]
 template <class Tile>
-__global__ void __launch_bounds__(threads, Tile::D <= 64 ? 3 : 2)
+__global__ void __launch_bounds__(threads, 2)
     dkv_kernel(Problem p, Draw draw, Backward<float> t, float scale, const float* D_rows,
                bool vectorised) {
   // [blank]
@@ -38,7 +38,6 @@ __global__ void __launch_bounds__(threads, Tile::D <= 64 ? 3 : 2)
   for (std::int64_t h = hk * group; h < (hk + 1) * group; ++h) {
     const auto Q = t.Q.rows(b, h, p.Nq, d), dO = t.dO.rows(b, h, p.Nq, d);
     const std::int64_t rows_before = (b * p.Hq + h) * p.Nq;
-    const Keep keep(draw, b * p.Hq + h);
     // Rows before the first that sees key j0 see nothing of this tile.
     for (std::int64_t i0 = mask.first_row(j0); i0 < p.Nq; i0 += Br) {
       const int rows = int(min(std::int64_t(Br), p.Nq - i0));
@@ -69,6 +68,7 @@ __global__ void __launch_bounds__(threads, Tile::D <= 64 ? 3 : 2)
       }
       // dV wants M P, the scores' gradient P: so M waits in the bits of one number.
       static_assert(TR * TK <= 32);
+      const Keep keep(draw, b * p.Hq + h);
       std::uint32_t kept = 0;
 #pragma unroll
       for (int i = 0; i < TR; ++i)
@@ -94,7 +94,7 @@ __global__ void __launch_bounds__(threads, Tile::D <= 64 ? 3 : 2)
         const float delta_i = tx + 8 * c < rows ? D_i[tx + 8 * c] : 0;
 #pragma unroll
         for (int i = 0; i < TR; ++i) {
-          const float dP = kept >> (i * TK + c) & 1 ? keep.factor * dS[i][c] : 0;
+          const float dP = kept >> (i * TK + c) & 1 ? draw.factor * dS[i][c] : 0;
           dS[i][c] = P[i][c] == 0 ? 0 : P[i][c] * (dP - delta_i);
         }
       }

@@ -19,7 +19,7 @@ __global__ void delta_kernel(Problem p, Backward<float> t, float* D) {
 
 // [quote kernel]
 template <class Tile>
-__global__ void __launch_bounds__(threads, Tile::D <= 64 ? 3 : 2)
+__global__ void __launch_bounds__(threads, 2)
     dq_kernel(Problem p, Draw draw, Backward<float> t, float scale, const float* D_rows,
               bool vectorised) {
   // [blank]

@@ -189,9 +189,6 @@ __global__ void __launch_bounds__(threads, 2)
       }
     }
 
-    // l has all weights, O only those that are kept.
-    keep.drop(S, i0 + r0, j0 + x0);
-
     // Keys 16 k to 16 k + 15 of P are two blocks of S, already where they must be. Rounded all at
     // once: half as many registers are live from here on.
     std::uint32_t P[Bc / 16][groups][4];
@@ -206,6 +203,9 @@ __global__ void __launch_bounds__(threads, 2)
     __syncthreads();  // V_j is complete, and K_j no longer read
     if (j0 > 0) load<D, Bc>(Kj, K, j0 - Bc, Bc, aligned);
     cp_async_commit();
+
+    // l has all weights, O only those that are kept.
+    keep.drop(P, i0 + r0, j0 + x0);
 
     // ... + P_ij V_j
 #pragma unroll
@@ -229,7 +229,7 @@ __global__ void __launch_bounds__(threads, 2)
 #pragma unroll
   for (int i = 0; i < 2 * groups; ++i) {
     const int g = i / 2, e0 = i % 2 * 2, r = r0 + 8 * i;
-    const float sum = row_sum(l[g][i % 2]), inverse = sum == 0 ? 0 : keep.factor / sum;
+    const float sum = row_sum(l[g][i % 2]), inverse = sum == 0 ? 0 : draw.factor / sum;
 #pragma unroll
     for (int y = 0; y < D / 8; ++y)
       *reinterpret_cast<std::uint32_t*>(Qi + at<D>(r, y) + x0) =

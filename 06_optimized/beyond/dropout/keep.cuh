@@ -42,11 +42,11 @@ struct Keep {
   // [end quote]
 
 #if defined(__CUDACC__) || defined(FA_EMULATED)
-  // Sets to 0 what is dropped of a thread's part of a tile of queries by keys: (i, j) is its first
-  // row and column, i in the upper half of 16 rows and of all that its warp has, j in the first
-  // eight of 16 columns. Row 2 g + h of the thread is element [g][.][2 h + .].
-  template <int groups, int blocks>
-  __device__ void drop(float (&S)[groups][blocks][4], std::int64_t i, std::int64_t j) const {
+  // f(row, block, x, keeps) for a thread's part of a tile of queries by keys: (i, j) is its first row
+  // and column, and row is 0, 1 for i, i + 8, of 32 rows a warp (2 groups) 2, 3 for the two below.
+  // A weight is in block `block` of eight columns, and column x of the two that the thread has of it.
+  template <int groups, int blocks, class F>
+  __device__ void each(std::int64_t i, std::int64_t j, F f) const {
     if (!drops()) return;
     // With 32 rows a warp these are words 0 to 3, with 16 the first or the last two.
     const bool last_two = groups == 1 && i / 16 % 2;
@@ -58,10 +58,24 @@ struct Keep {
 #pragma unroll
         for (int r = 0; r < 2 * groups; ++r) {
           const std::uint32_t word = last_two ? four[2 + r % 2] : four[r];
-          if ((word & 0xffff) >= threshold) S[r / 2][2 * k][r % 2 * 2 + x] = 0;
-          if (word >> 16 >= threshold) S[r / 2][2 * k + 1][r % 2 * 2 + x] = 0;
+          f(r, 2 * k, x, (word & 0xffff) < threshold);
+          f(r, 2 * k + 1, x, word >> 16 < threshold);
         }
       }
+  }
+  // Sets to 0 what is dropped, in fp32 accumulators ...
+  template <int groups, int blocks>
+  __device__ void drop(float (&S)[groups][blocks][4], std::int64_t i, std::int64_t j) const {
+    each<groups, blocks>(i, j, [&](int row, int block, int x, bool keeps) {
+      if (!keeps) S[row / 2][block][row % 2 * 2 + x] = 0;
+    });
+  }
+  // ... and in pairs of 16 bits, as the left operand of a product has them.
+  template <int groups, int steps>
+  __device__ void drop(std::uint32_t (&P)[steps][groups][4], std::int64_t i, std::int64_t j) const {
+    each<groups, 2 * steps>(i, j, [&](int row, int block, int x, bool keeps) {
+      if (!keeps) P[block / 2][row / 2][block % 2 * 2 + row % 2] &= x == 0 ? 0xffff0000 : 0xffff;
+    });
   }
 
   // The same for a tile of keys by queries, as bits: (i, j) is the thread's first query, a column

@@ -72,6 +72,7 @@ __global__ void __launch_bounds__(threads, 2)
     // dP_ij = dO_i V_j^T
     float S[groups][Bc / 8][4], dP[groups][Bc / 8][4];
     product<D, groups, Bc>(dP, dOi + warp_row * D, Vj);
+    keep.drop(dP, i0 + r0, j0 + x0);
 
     cp_async_wait<0>();
     __syncthreads();  // K_j is complete, and V_j no longer read
@@ -81,7 +82,6 @@ __global__ void __launch_bounds__(threads, 2)
     // P_ij = 2^(c Q_i K_j^T - LSE2_i);  dS_ij = P_ij (M dP_ij / (1 - p) - D_i), 0 where row i does
     // not see j
     product<D, groups, Bc>(S, Qi + warp_row * D, Kj);
-    keep.drop(dP, i0 + r0, j0 + x0);
 #pragma unroll
     for (int i = 0; i < 2 * groups; ++i) {
       // Of this tile the row sees keys below n.
