@@ -1,6 +1,6 @@
 // Numbers that look random and are a function of their place: Philox 4x32 with ten rounds. Who
-// knows key and counter has the number, so nobody needs to keep it. One round multiplies half of
-// the counter, 32 x 32 bits to 64, and adds the rest without carries; the key moves on by constants.
+// knows key and counter has the number, so nobody needs to keep it. A round multiplies half of the
+// counter, 32 x 32 bits to 64, and adds the rest without carries; the key moves on by constants.
 // Source: J. Salmon, M. Moraes, R. Dror, D. Shaw, Parallel Random Numbers: As Easy as 1, 2, 3
 // (SC 2011), section 4.3, which names the constants. Tested against the known answers that the
 // authors published with Random123 (kat_vectors).

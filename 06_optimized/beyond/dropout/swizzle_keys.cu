@@ -113,8 +113,8 @@ __global__ void __launch_bounds__(threads, 2)
     static_assert(4 * (Br / 8) <= 32);
     Keep(draw, b * p.Hq + h).transposed<groups, Br / 8>(kept, i0 + x0, j0 + r0);
 
-    // P_ij^T = 2^(c K_j Q_i^T - LSE2_i);  dS_ij = P_ij (M dP_ij / (1 - p) - D_i); 0 where row i does
-    // not see j
+    // P_ij^T = 2^(c K_j Q_i^T - LSE2_i);  dS_ij = P_ij (M dP_ij / (1 - p) - D_i), 0 where row i
+    // does not see j
     product<D, groups, Br>(S, Kj + warp_row * D, Qi);
 #pragma unroll
     for (int i = 0; i < Br / 8; ++i) {
@@ -137,8 +137,8 @@ __global__ void __launch_bounds__(threads, 2)
         }
     }
 
-    // dV_j += (M P)_ij^T dO_i;  dK_j += dS_ij^T Q_i. P and dS are rounded both at once: from here on
-    // they need half the registers.
+    // dV_j += (M P)_ij^T dO_i;  dK_j += dS_ij^T Q_i. P and dS are rounded both at once: from here
+    // on they need half the registers.
     if constexpr (with_dV) round<T>(P16, S);
     if constexpr (with_dK) round<T>(dS16, dP);
     if constexpr (with_dV) accumulate<D>(dV, P16, dOi);

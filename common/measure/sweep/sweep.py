@@ -45,7 +45,8 @@ RECORDED = {  # output of a step: where 06's results keep it
     "timeline_backward.json": "timeline_backward.json", "ab_forward.json": "ab.json",
     "ab_backward.json": "ab_backward.json",
     "faults.json": "faults.json", "table.json": "table/table.json", "tuning.json": "tuning.json",
-    "decode.json": "../beyond/decode/results/decode.json"}
+    "decode.json": "../beyond/decode/results/decode.json",
+    "dropout.json": "../beyond/dropout/results/dropout.json"}
 PART = "{part}"  # in a command: the output until the step has ended well
 
 Command = tuple[str, ...]
@@ -117,6 +118,8 @@ def measuring(build: Path) -> list[Step]:
                       built(STAGES["05"], "stage05_peer", library=True) | peer, resumes=True))
     steps.append(Step("06-decode", (python(check.parent / "beyond/decode/check/decode_bench.py", *peer, PART),), "decode.json",
                       ("gpu", "torch"), peer))
+    steps.append(Step("06-dropout", (python(check.parent / "beyond/dropout/check/dropout_bench.py", *peer, PART),),
+                      "dropout.json", ("gpu", "torch"), peer))
     steps.append(Step("tune", (python(TUNE),), "tuning.json", ("gpu", "nvcc"), written_to=ROOT / "build/tune/results.json"))
     faults = python(check / "faults.py", "measure", build, PART)
     steps.append(Step("06-faults", (faults, (*faults, "--gpu", "NVIDIA H200")), "faults.json", ("gpu",), {
@@ -145,7 +148,8 @@ def drawing(out: Path) -> list[Step]:
         if machine := source and context(source).get("machine"):
             draw += ("--results-name", f"{machine}.json")
         if number == "06":
-            record += copied("kernels.json", "ab_forward.json", "ab_backward.json", "decode.json")
+            record += copied("kernels.json", "ab_forward.json", "ab_backward.json", "decode.json",
+                             "dropout.json")
         steps += [Step(f"charts-record-{number}", record)] * bool(record)
         steps.append(Step(f"charts-{number}", (draw,), needs=("matplotlib",)))
     timelines = ("timeline.json", "timeline_backward.json")

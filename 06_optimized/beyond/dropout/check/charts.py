@@ -55,14 +55,12 @@ def line(rows: Sequence[Row], label: str, who: str, beside: str, role: Role) -> 
 def cost(rows: Sequence[Row], said: str) -> Chart:
     panels = []
     for kind in ("forward", "backward"):
-        for d in (64, 128):
-            here = of(rows, kind=kind, d=d, causal=False)
-            lines = (line(here, "dropout", "ours", "plain", "this")
-                     + line(here, "p = 0", "ours_0", "plain", "previous")
-                     + line(here, "FlashAttention-2", "fa2", "fa2_0", "peer"))
-            if lines:
-                panels.append(Lines("time with / without", lines, "N", y_scale="linear", where=f"{kind}, d = {d}"))
-    return Chart("dropout_cost", "Dropout: how many times as long a pass takes", panels, said,
+        here = of(rows, kind=kind, d=128, causal=False)
+        lines = (line(here, "dropout", "ours", "plain", "this") + line(here, "p = 0", "ours_0", "plain", "previous")
+                 + line(here, "FlashAttention-2", "fa2", "fa2_0", "peer"))
+        if lines:
+            panels.append(Lines("time with / without", lines, "N", y_scale="linear", where=kind))
+    return Chart("dropout_cost", "Dropout: how many times as long a pass takes, d = 128", panels, said,
                  "Each beside its own kernel without dropout.")
 
 

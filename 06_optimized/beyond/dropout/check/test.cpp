@@ -22,6 +22,7 @@
 #include "common/judge/gpu.hpp"
 #include "common/judge/gpu_test.hpp"
 #include "common/judge/half.hpp"
+#include "common/judge/tiny.hpp"
 
 namespace {
 
@@ -164,6 +165,25 @@ TEST_F(dropout, WideHeads) {
 #ifndef FA_WITHOUT_HALF
   for (Int d : {100, 136, 256}) both_right<bf16>(sized_as(1, 2, 1, 70, 100, d), with(0.3));
 #endif
+}
+
+// The page's row 0 of the tiny problem, and the others: seed 7, p = 0.25.
+TEST_F(dropout, ByHand) {
+  TinyProblem tiny;
+  const Dropout x = with(0.25, 7, 0);
+  const bool M[4][4] = {{1, 0, 1, 1}, {1, 1, 0, 1}, {1, 0, 0, 1}, {1, 0, 0, 0}};
+  for (Int i = 0; i < 4; ++i)
+    for (Int j = 0; j < 4; ++j) EXPECT_EQ(walk::kept(tiny.p, x, 0, 0, i, j), M[i][j]) << i << j;
+  const float want[8] = {0.7634f, 1.1451f, 0.1218f, 0.6058f, 0.1495f, 0.1454f, 0.3662f, 0};
+  Forwards<float> f(sized_as(1, 1, 1, 4, 4, 2), x);
+  f.c.Q.fill([&](Int, Int, Int i, Int e) { return tiny.Q[2 * i + e]; });
+  f.c.K.fill([&](Int, Int, Int i, Int e) { return tiny.K[2 * i + e]; });
+  f.c.V.fill([&](Int, Int, Int i, Int e) { return tiny.V[2 * i + e]; });
+  f.run();
+  for (Int i = 0; i < 4; ++i) {
+    for (Int e = 0; e < 2; ++e) EXPECT_NEAR(f.c.O.at(0, 0, i, e), want[2 * i + e], 5e-5) << i;
+    EXPECT_NEAR(f.c.LSE.at(0, 0, i), tiny.want_LSE[i], 5e-5) << i;
+  }
 }
 
 // ---- which weights ----
