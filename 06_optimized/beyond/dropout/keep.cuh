@@ -42,9 +42,10 @@ struct Keep {
   // [end quote]
 
 #if defined(__CUDACC__) || defined(FA_EMULATED)
-  // f(row, block, x, keeps) for a thread's part of a tile of queries by keys. (i, j) is its first row
-  // and column; rows 0 and 1 are i and i + 8, and with 32 rows a warp, groups = 2, rows 2 and 3 are
-  // the two below. The weight is in block `block` of eight columns, where the thread has two: x.
+  // f(row, block, x, keeps) for a thread's part of a tile of queries by keys. (i, j) is its
+  // first row and column; rows 0 and 1 are i and i + 8, and with 32 rows a warp, groups = 2, rows 2
+  // and 3 are the two below. The weight is in block `block` of eight columns, of which the thread
+  // has two, x = 0 and 1.
   template <int groups, int blocks, class F>
   __device__ void each(std::int64_t i, std::int64_t j, F f) const {
     if (!drops()) return;
