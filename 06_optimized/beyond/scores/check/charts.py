@@ -15,7 +15,7 @@ RECORDED = Path(__file__).resolve().parents[1] / "results/scores.json"
 PAGE = "beyond/scores/README.md"
 WORDS = {"alibi": "ALiBi", "softcap": "soft cap", "bias": "bias", "rotary": "rotary positions"}
 OTHERS = {"torch_flash": "PyTorch's FlashAttention-2", "torch_mask": "PyTorch, attn_mask", "before": "turned before",
-          "flex": "FlexAttention"}
+          "flex": "FlexAttention", "fa3": "FlashAttention-3"}
 PASSES = ("forward", "backward")
 Row = dict[str, Any]
 

@@ -7,7 +7,8 @@ backward. Ours: `plain` is the course's own fa2 and swizzle; `walk` is this walk
 soft cap, a bias [1, H, N, N] (its backward with dbias and without) and rotary positions, each alone. Beside them
 PyTorch's FlashAttention (plain, and with alibi_slopes, where it was built with them), scaled_dot_product_attention with
 the bias as attn_mask, positions turned by PyTorch before the course's plain kernels, and FlexAttention with a score_mod
-(--flex says at how many settings; each takes PyTorch some ten seconds to compile).
+(--flex says at how many settings; each takes PyTorch some ten seconds to compile). FlashAttention-3 has the soft cap
+alone of these changes, and is there with --fa3, the library that 06_optimized/check/fa3/build.py --walks builds.
 
 All contenders of a setting are timed once a round, in an order drawn anew, so that ratios can be taken round by round.
 What each of them writes is compared with fp64 before and after: O and dQ in some rows, dK and dV of some keys.
@@ -293,6 +294,35 @@ class Library:
 
 # ---------------------------------------------------------------- the others
 
+class FlashAttention3:
+    """Its soft cap."""
+
+    def __init__(self, path: Path) -> None:
+        try:
+            self.c = ctypes.CDLL(str(path.resolve()))
+            for name in ("fa3_softcap_forward", "fa3_softcap_backward", "fa_peer_commit", "fa_peer_cutlass"):
+                getattr(self.c, name).restype = ctypes.c_char_p
+            self.c.fa3_twist_scratch_bytes.restype = ctypes.c_int64
+        except (OSError, AttributeError) as error:
+            sys.exit(f"scores_bench.py: {path}: {error}")
+
+    def softcap(self, t: Tensors, way: str) -> Contender:
+        s = t.setting
+        call = PeerCall(B=s.B, H=HEADS, Hkv=HEADS, N=s.N, d=s.d, causal=1, dtype=2,
+                        **{name: getattr(t, name).data_ptr() for name in ("Q", "K", "V", "O", "LSE", "dO", "dQ", "dK", "dV")})
+        scratch = torch.empty(self.c.fa3_twist_scratch_bytes(ctypes.byref(call)), device="cuda", dtype=torch.uint8)
+        call.scratch = scratch.data_ptr()
+
+        def run(function: str) -> Launch:
+            def launch(_alive: object = scratch) -> None:
+                call.stream = torch.cuda.current_stream().cuda_stream
+                complain(getattr(self.c, function)(ctypes.byref(call), ctypes.c_double(CAP)))
+            return launch
+        names = ("O",) if way == "forward" else ("dQ", "dK", "dV")
+        return Contender("fa3", "softcap", way, run(f"fa3_softcap_{way}"), lambda: {name: getattr(t, name) for name in names},
+                         run("fa3_softcap_forward") if way == "backward" else lambda: None)
+
+
 def with_autograd(t: Tensors, who: str, change: str, way: str, attention: Callable[..., torch.Tensor],
                   bias: torch.Tensor | None = None) -> Contender:
     """attention(Q, K, V, bias), all [B, H, N, d]; its forward, too, keeps what a backward needs, as ours does."""
@@ -393,7 +423,7 @@ def checked(c: Contender, t: Tensors) -> float:
     return t.error(c.change, c.results())
 
 
-def makers(library: Library, t: Tensors) -> list[tuple[str, str, str, Callable[[], Contender]]]:
+def makers(library: Library, fa3: FlashAttention3 | None, t: Tensors) -> list[tuple[str, str, str, Callable[[], Contender]]]:
     """who, change, way, and how it is made."""
     found: list[tuple[str, str, str, Callable[[], Contender]]] = []
     for way in ("forward", "backward"):
@@ -406,6 +436,8 @@ def makers(library: Library, t: Tensors) -> list[tuple[str, str, str, Callable[[
                   ("torch_flash", "plain", way, lambda way=way: torch_plain(t, way)),  # type: ignore[misc]
                   ("torch_flash", "alibi", way, lambda way=way: torch_alibi(t, way)),  # type: ignore[misc]
                   ("torch_mask", "bias", way, lambda way=way: torch_bias(t, way))]  # type: ignore[misc]
+        if fa3:
+            found.append(("fa3", "softcap", way, lambda way=way: fa3.softcap(t, way)))  # type: ignore[misc]
         found += [("walk" if change == "plain" else "ours", change, way,
                    lambda change=change, way=way: library.walk(t, change, way)) for change in CHANGES]  # type: ignore[misc]
     if not t.setting.flex:
@@ -423,7 +455,7 @@ def measured(library: Library, s: Setting, options: argparse.Namespace) -> list[
     def failed(who: str, change: str, way: str, error: BaseException) -> None:
         rows.append(base | {"who": who, "change": change, "pass": way, "failed": first_line(error)})
 
-    for who, change, way, make in makers(library, t):
+    for who, change, way, make in makers(library, options.fa3, t):
         try:
             c = make()
             error = checked(c, t)
@@ -490,6 +522,8 @@ def commit() -> str:
 
 def context(library: Library, options: argparse.Namespace) -> Row:
     device = torch.cuda.get_device_properties(0)
+    fa3 = {name: getattr(options.fa3.c, f"fa_peer_{function}")().decode()
+           for name, function in (("fa3_commit", "commit"), ("cutlass_commit", "cutlass"))} if options.fa3 else {}
     return {"device": device.name, "isa": f"sm_{device.major}{device.minor}", "cores": device.multi_processor_count,
             "memory_bytes": device.total_memory, "compiler": library.c.fa_peer_compiler().decode(),
             "flags": library.c.fa_peer_flags().decode(), "commit": commit(),
@@ -498,7 +532,7 @@ def context(library: Library, options: argparse.Namespace) -> Row:
             "seed": options.seed, "cap": CAP,
             "method": f"{options.rounds} rounds, order drawn anew, at least {options.block:g} ms of launches a timing; bf16, "
                       f"causal, {HEADS} heads, {TOKENS} tokens in all; bias [1, H, N, N] in bf16, its gradient with it; "
-                      "rotary positions of all of d, in halves"}
+                      "rotary positions of all of d, in halves"} | fa3
 
 
 def write(path: Path, data: Row) -> None:
@@ -558,6 +592,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--lengths", type=lambda text: [int(n) for n in text.split(",")], default=[4096, 16384],
                         help="N, the most important first")
     parser.add_argument("--flex", type=int, default=1, help="settings with FlexAttention, 0 to 4")
+    parser.add_argument("--fa3", type=lambda path: FlashAttention3(Path(path)), metavar="LIBRARY",
+                        help="FlashAttention-3 (build/fa3/libfa3.so)")
     parser.add_argument("--quick", action="store_true", help="a first try: N = 1,024, two rounds, no FlexAttention")
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args(argv)

@@ -1015,7 +1015,9 @@ TEST_F(scores, RefusesInWords) {
                {"scores: rotary wants positions >= 0, but query 0 has offset -1"});
   expect_words(why([](S s) { s.offset = (Int(1) << 30) + 1; }),
                {"scores: offset must lie in [-2^30, 2^30], got 1073741825"});
-  EXPECT_EQ(why([](S) {}), "accepted");
+  Problem nothing = p;
+  nothing.Nq = 0;
+  EXPECT_EQ(refusal([&] { walk::forward(nothing, forward_of, {}); }), "accepted");
   const auto sized = [&](const auto& change) {
     Problem q = p;
     change(q);
