@@ -71,12 +71,13 @@ void check_order(Order order) {
           static_cast<int>(order));
 }
 
-// With few blocks for each SM, how long the last ones run counts more than what the L2 cache saves.
+// With few blocks for each SM, how long the last ones run counts more than what the L2 cache saves;
+// not at d <= 64, where a tile takes half as long to compute, and as many keys come with it.
 Order chosen(Order order, const Problem& p, const Side& side) {
   if (order != Order::automatic) return order;
   constexpr std::int64_t few = 32;
   const std::int64_t blocks = side.most(p) * (side.keys ? p.Hkv : p.Hq);
-  return blocks <= few * processors() ? Order::tiles : Order::sequences;
+  return p.d > 64 && blocks <= few * processors() ? Order::tiles : Order::sequences;
 }
 
 // Hands out the scratch, piece by piece, in multiples of 16 bytes.

@@ -31,6 +31,8 @@ void with_built(const Change<T>& change, std::int64_t d, const F& f) {
       return with_width(std::integral_constant<int, 0>());
     case with_alibi:
       return with_width(std::integral_constant<int, with_alibi>());
+    case with_alibi | behind:
+      return with_width(std::integral_constant<int, with_alibi | behind>());
     case with_cap:
       return with_width(std::integral_constant<int, with_cap>());
     case with_bias:
@@ -98,7 +100,9 @@ struct Line {
   // (4) s = cap tanh(s / cap) - slope |i + offset - j| + bias, in units of `change`
   __device__ float changed(float s, int x, float bias_x) const {
     if (has<built>(change, with_cap)) s = change.cap * tanhf(change.per_cap * s);
-    if (has<built>(change, with_alibi)) s = fmaf(-slope, fabsf(position - float(x)), s);
+    const float away = position - float(x);
+    if (has<built>(change, with_alibi))
+      s = fmaf(-slope, has<built>(change, behind) ? away : fabsf(away), s);
     if (has<built>(change, with_bias)) s = fmaf(change.unit, bias_x, s);
     return s;
   }

@@ -130,6 +130,9 @@ Change<T> change_of(const Problem& p, const Scores<T>& s) {
   c.rotary = s.rotary;
   c.in_chunks = s.rotary.dims % 16 == 0 && in_16_bytes(s.rotary.cos) && in_16_bytes(s.rotary.sin);
   c.offset = int(offset_of(p, s.offset));
+  const std::int64_t last =
+      p.causal == Causal::bottom_right ? p.Nk - p.Nq : 0;  // i sees to i + last
+  if (s.slopes && p.causal != Causal::none && c.offset >= last) c.parts |= behind;
   return c;
 }
 
