@@ -38,7 +38,7 @@ struct Blocks {
   std::int64_t batch = 0, head = 0;  // lists from one to the next; 0: they share
 };
 
-// Query i stands at key a = i + Nk - Nq, or at a = i if top_left. It sees key j if all of this holds:
+// Query i stands at key a = i + Nk - Nq, or at a = i if top_left. It sees key j if all this holds:
 //
 //   the length                 j < length
 //   the window, or what stays  a - left <= j <= a + right,  or  j < first and j <= a + right,
@@ -68,13 +68,14 @@ struct Options {
 
 // O = softmax(scale Q K^T + mask) V. T is float (kernel `tiled`, d <= 128), or __half or
 // __nv_bfloat16 (`fa2`: tensor cores, compute capability 8.0 and later, d <= 256, scale > 0). Nq
-// and Nk are at most 2^29. With sinks, LSE is of all logits, the sink's too. A row that sees no key:
-// O = 0, LSE = -infinity, or the sink. The same bits from run to run, and where the pattern hides
-// nothing those of the kernel that this one comes from.
+// and Nk are at most 2^29. With sinks, LSE is of all logits, the sink's too. A row that sees no
+// key: O = 0, LSE = -infinity, or the sink. The same bits from run to run, and where the pattern
+// hides nothing those of the kernel that this one comes from.
 //
-// What the host cannot see is clamped: lengths and prefixes to [0, Nk], offsets of a list to what it
-// has; numbers of blocks that do not exist are passed over. A list out of order, one block twice,
-// or documents that are not sorted, but promised so, give a wrong result, and read nothing else.
+// What the host cannot see is clamped: lengths and prefixes to [0, Nk], offsets of a list to what
+// it has; numbers of blocks that do not exist are passed over. A list out of order, one block
+// twice, or documents that are not sorted, but promised so, give a wrong result, and read nothing
+// else.
 //
 // Throws std::invalid_argument, before any write, for arguments outside of this, and fa::CudaError
 // where CUDA fails. Puts its work on the stream and returns at once.

@@ -1,5 +1,5 @@
-// The backward on tensor cores, rung 2's owner of dK and dV, with the first question asked the other
-// way round: which tiles of queries does some key of this tile meet?
+// The backward on tensor cores, rung 2's owner of dK and dV, with the first question asked the
+// other way round: which tiles of queries does some key of this tile meet?
 #include "06_optimized/backward/2_swizzle.cuh"
 #include "06_optimized/beyond/masks/reach.hpp"
 

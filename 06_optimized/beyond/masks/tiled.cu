@@ -80,7 +80,7 @@ __global__ void tiled_kernel(Problem p, Pattern pattern, Forward<float> t, float
     for (int i = 0; i < rows_per_warp; ++i) {
       const int r = warp * rows_per_warp + i;
       bool visible = false;
-      // [step 06.32: does row r of the tile see this lane's key, and are both in one document? (2 lines)]
+      // [step 06.32: does row r see this lane's key, and are both in one document? (2 lines)]
       const int query = first + min(r, rows - 1), key = j0 + lane;
       visible = reach.row(query).sees(key) && reach.same_document(query, key);
       // [end]

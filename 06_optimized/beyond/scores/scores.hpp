@@ -88,8 +88,8 @@ void backward(const Problem& p, const Backward<T>& t, const Scores<T>& scores,
 
 // ---- what the files of this walk give each other ----------------------------------------------
 
-// Which changes there are, or which a kernel was built for. behind: beside ALiBi, if the mask lets no
-// query see what comes after its position, so that |i + offset - j| is i + offset - j.
+// Which changes there are, or which a kernel was built for. behind: beside ALiBi, if the mask lets
+// no query see what comes after its position, so that |i + offset - j| is i + offset - j.
 inline constexpr int with_alibi = 1, with_cap = 2, with_bias = 4, with_rotary = 8, with_all = 15,
                      behind = 16;
 

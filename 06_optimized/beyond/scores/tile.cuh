@@ -1,5 +1,5 @@
-// The tiles of this walk's backward in fp32. Q and K are turned as they are loaded, dQ and dK turned
-// back as they go.
+// The tiles of this walk's backward in fp32. Q and K are turned as they are loaded, dQ and dK
+// turned back as they go.
 #pragma once
 #include "06_optimized/beyond/scores/change.cuh"
 #include "06_optimized/beyond/tile.cuh"

@@ -97,7 +97,7 @@ __global__ void __launch_bounds__(threads)
   float sum = 0;
   for (std::int64_t n = threadIdx.x; n < p.B * p.Nq; n += threads) {
     const std::int64_t head = n / p.Nq * p.Hq + h, i = n % p.Nq;
-    // [step 06.35: what the sink's weight in row i adds to its gradient; L may be -infinity (2 lines)]
+    // [step 06.35: what row i adds to the sink's gradient; L may be -infinity (2 lines)]
     // TODO
     // [end]
   }
