@@ -106,10 +106,12 @@ __global__ void __launch_bounds__(threads, 2)
     // P_ij^T = 2^(c K_j Q_i^T - LSE2_i);  dS_ij = P_ij (dP_ij - D_i); 0 where row i does not see j
     product<D, groups, Br>(S, Kj + warp_row * D, Qi);
     [[maybe_unused]] Reach::Rows by[2 * groups];  // the rows that see this thread's keys
-    if constexpr (masked)
+    if constexpr (masked) {
 #pragma unroll
-      for (int n = 0; n < 2 * groups; ++n)
+      for (int n = 0; n < 2 * groups; ++n) {
         by[n] = walk.reach.rows_meeting(j0 + r0 + 8 * n, j0 + r0 + 8 * n);
+      }
+    }
 #pragma unroll
     for (int i = 0; i < Br / 8; ++i) {
       const float2 LSE2_i = *reinterpret_cast<const float2*>(LSE2 + 8 * i + x0);
