@@ -12,6 +12,5 @@ extern "C" struct fa_masks_call {
   std::int64_t left, right, first, entries, scratch_bytes;
   void *Q, *K, *V, *O, *LSE, *dO, *dQ, *dK, *dV;
   void *keys_offsets, *keys_numbers, *queries_offsets, *queries_numbers, *sinks, *dsinks;
-  void *query_documents, *key_documents;
-  void *scratch, *stream;
+  void *scratch, *stream, *query_documents, *key_documents;
 };
