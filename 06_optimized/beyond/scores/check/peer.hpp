@@ -2,8 +2,8 @@
 #pragma once
 #include <cstdint>
 
-// Tensors [B, H, N, d] without gaps, bf16; LSE and dbias fp32. `slopes`, `bias`, `cos` and `sin` may
-// be null, cap 0. The bias, bf16, has strides of its own, dbias the same.
+// Tensors [B, H, N, d] without gaps, bf16; LSE and dbias fp32. `slopes`, `bias`, `cos` and `sin`
+// may be null, cap 0. The bias, bf16, has strides of its own, dbias the same.
 extern "C" struct fa_scores_call {
   std::int64_t B, H, N, d, causal, positions, dims, interleaved, bias_batch, bias_head, bias_row,
       scratch_bytes;
