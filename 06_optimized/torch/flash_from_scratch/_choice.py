@@ -55,10 +55,10 @@ def choose(wanted: str, dtype: torch.dtype, device: str) -> Choice:
             raise ValueError(f"kernel names two backwards, {backward[0].name} and {name.strip()}")
         else:
             backward = kernel, where
-    forward = forward or (_best("forward", TYPES[dtype], device, main), main)
+    if not forward:
+        forward = _partner("forward", backward, TYPES[dtype], device, main)
     if not backward:
-        own = forward[0].stage == 0 and _find("backward", "00.naive", TYPES[dtype], device, forward[1].kernels)
-        backward = (own, forward[1]) if own else (_best("backward", TYPES[dtype], device, main), main)
+        backward = _partner("backward", forward, TYPES[dtype], device, main)
     elif backward[0].stage != 0 and forward[0].stage == 0:
         raise Cannot(f"00.naive gives no log-sum-exp, and {backward[0].name} needs one; 00.naive has a backward of its own")
     return Choice(*forward, *backward)
@@ -84,7 +84,7 @@ def _named(name: str, dtype: str, device: str) -> tuple[str, Kernel, Library]:
     if name == "best":
         return "forward", _best("forward", dtype, device, main), main
     if name == "mine" or name.endswith(".mine"):
-        where, (way, own) = library_of_mine(main.source, name[:-4].rstrip("."))
+        where, (way, own) = library_of_mine(main.source, name[:-4].rstrip("."), device)
         return way, _fits(way, own, dtype, device, where), where
     parts = re.fullmatch(r"(0\d)(?:_\w+)?(?:\.(?:\d+_)?(\w+))?", name)
     if not parts:
@@ -100,6 +100,21 @@ def _named(name: str, dtype: str, device: str) -> tuple[str, Kernel, Library]:
         if found := _find("backward", full, dtype, device, main.kernels):
             return "backward", found, main
     return "backward", _fits("backward", BACKWARD["05"][device == "cuda"], dtype, device, main), main
+
+
+def _partner(way: str, given: tuple[Kernel, Library], dtype: str, device: str, main: Library) -> tuple[Kernel, Library]:
+    """The other way's kernel that goes with a given one: of the same kind, and of the same library if it has one."""
+    kernel = given[0]
+    if way == "backward":
+        name = {0: "00.naive", 4: "05.two_kernels", 6: "06.backward_best"}.get(kernel.stage, "05.on_cpu")
+    elif kernel.name == "05.on_cpu":
+        name = "03.fast" if dtype == "float" else "03.tiled"
+    else:
+        name = {0: "00.naive", 5: "04.best", 6: "06.best"}[kernel.stage]
+    for where in (given[1], main):
+        if found := _find(way, name, dtype, device, where.kernels):
+            return found, where
+    return _fits(way, name, dtype, device, main), main
 
 
 def _find(way: str, name: str, dtype: str, device: str, among: list[Kernel]) -> Optional[Kernel]:
@@ -130,5 +145,8 @@ def _best(way: str, dtype: str, device: str, where: Library) -> Kernel:
             return found
     if device == "cuda" and not any(one.device == "cuda" for one in where.kernels):
         raise Cannot("this library was built without nvcc, so it has no kernels for tensors on a GPU")
-    place = "the CPU; float32 and float64 run there" if device == "cpu" else "a GPU; float16, bfloat16 and float32 run there"
-    raise Cannot(f"no kernel takes {dtype} on {place}")
+    if device == "cuda":
+        raise Cannot(f"no kernel takes {dtype} on a GPU; float16, bfloat16 and float32 run there")
+    emulated = any(one.stage == 6 for one in where.kernels if one.device == "cpu")
+    raise Cannot(f"no kernel takes {dtype} on the CPU; float32 and float64 run there" +
+                 (", and kernel='06' on the emulator" if emulated else ""))

@@ -41,20 +41,20 @@ def kernel_of(file: Path, mine: Path) -> tuple[str, str]:
 
 
 @functools.lru_cache(maxsize=None)
-def library_of_mine(course: Path, wanted: str) -> tuple[Library, tuple[str, str]]:
-    """A library of that stage alone, with the reader's files in their places, and which kernel the last one is."""
+def library_of_mine(course: Path, wanted: str, device: str) -> tuple[Library, tuple[str, str]]:
+    """A library of that stage alone, with the reader's files in their places, and which kernel the last one is.
+
+    For tensors on the CPU a kernel of CUDA is built for the emulator."""
     if not (course / "learn").is_file():
         raise Cannot(f"mine is built from the course, which is no longer in {course}")
     mine, file = _stage_of(course, wanted)
     stage = mine.parent.name[:2]
-    folder = course / "build" / f"torch_mine_{stage}"
+    folder = course / "build" / f"torch_mine_{stage}_{device}"
     print(f"flash_from_scratch: building {file.relative_to(course)}", flush=True)
     configure = ["cmake", "-S", str(course), "-B", str(folder), f"-DFA_TORCH_MINE={stage}", "-DCMAKE_BUILD_TYPE=Release",
-                 "-DBUILD_TESTING=OFF", "-DFA_BENCHMARKS=OFF", "-DFA_MUTANTS=OFF"]
+                 "-DBUILD_TESTING=OFF", "-DFA_BENCHMARKS=OFF", "-DFA_MUTANTS=OFF", f"-DFA_CUDA={'ON' if device == 'cuda' else 'OFF'}"]
     if shutil.which("ninja") and not (folder / "CMakeCache.txt").exists():
         configure += ["-G", "Ninja"]
-    if file.suffix == ".cpp":
-        configure.append("-DFA_CUDA=OFF")
     for command in (configure, ["cmake", "--build", str(folder), "--target", "stage06_torch", "-j", str(os.cpu_count() or 2)]):
         try:
             made = subprocess.run(command, capture_output=True, text=True, check=False)
