@@ -56,7 +56,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, causal: Union[bool, Literal["top_
     if torch.compiler.is_compiling() or not _plain(q, k, v):
         return _general(q, k, v, causal, scale, key_lengths, window, dropout, deterministic, layout, kernel, fallback)
     # The shortest way: this very kind of call was made before.
-    if key_lengths is None and window is None and not dropout and layout in LAYOUTS and not torch.is_autocast_enabled(q.device.type):
+    if key_lengths is None and window is None and not dropout and layout in LAYOUTS and not _autocast(q):
         try:
             ask = Ask(CAUSAL[causal], scale, kernel, deterministic, LAYOUTS[layout])
             plan = _plans.get((q.shape, k.shape, v.shape, q.stride(), k.stride(), v.stride(), q.dtype, q.device, ask))
@@ -79,10 +79,9 @@ def _general(q: Tensor, k: Tensor, v: Tensor, causal: Any, scale: Optional[float
     if key_lengths is not None:
         key_lengths = key_lengths.to(torch.int64).contiguous()
     given = None
-    device = q.device.type
-    if torch.is_autocast_enabled(device) and q.dtype != torch.float64:
-        given = torch.get_autocast_dtype(device)
-        to = torch.float32 if device == "cpu" else given
+    if _autocast(q) and q.dtype != torch.float64:
+        given = torch.get_autocast_dtype(q.device.type)
+        to = torch.float32 if q.device.type == "cpu" and kernel[:2] != "06" else given
         q, k, v = q.to(to), k.to(to), v.to(to)
     if not q.dtype == k.dtype == v.dtype:
         raise ValueError(f"q, k and v must have one type, got {q.dtype}, {k.dtype} and {v.dtype}")
@@ -98,6 +97,11 @@ def _general(q: Tensor, k: Tensor, v: Tensor, causal: Any, scale: Optional[float
         _warn(why)
         out = sdpa(q, k, v, ask.causal, ask.scale, key_lengths, (ask.window_left, ask.window_right), dropout, ask.bnhd)
     return out if given is None else out.to(given)
+
+
+def _autocast(q: Tensor) -> bool:
+    device = q.device.type
+    return device in ("cpu", "cuda") and torch.is_autocast_enabled(device)
 
 
 def _with(q: Tensor, k: Tensor, v: Tensor, key_lengths: Optional[Tensor], ask: Ask) -> Tensor:

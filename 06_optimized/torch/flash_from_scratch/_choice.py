@@ -12,7 +12,7 @@ from ._library import Cannot, Kernel, Library, library
 from ._mine import library_of_mine
 
 TYPES = {torch.float32: "float", torch.float64: "double", torch.float16: "half", torch.bfloat16: "bfloat16"}
-LARGEST_D = {"cpu": 512, 4: 128, 5: 128, 6: 256}
+LARGEST_D = {4: 128, 5: 128, 6: 256}  # of the others 512
 # What a stage's number alone stands for, and names from the files of rungs.
 FORWARD = {"00": "00.naive", "01": "01.safe_softmax", "02": "02.rows", "03": "03.tiled", "04": "04.best", "06": "06.best"}
 BACKWARD = {"00": ["00.naive"], "05": ["05.on_cpu", "05.two_kernels"], "06": ["06.backward_best"]}
@@ -29,7 +29,7 @@ class Choice(NamedTuple):
 
     @property
     def largest_d(self) -> int:
-        return min(LARGEST_D["cpu" if one.device == "cpu" else one.stage] for one in (self.forward, self.backward))
+        return min(512 if one.name == "05.on_cpu" else LARGEST_D.get(one.stage, 512) for one in (self.forward, self.backward))
 
 
 def kernels() -> list[str]:
@@ -64,9 +64,10 @@ def choose(wanted: str, dtype: torch.dtype, device: str) -> Choice:
     return Choice(*forward, *backward)
 
 
-@functools.lru_cache(maxsize=None)
 def why_not(wanted: str, dtype: torch.dtype, device: str, walks: str, scale_sign: int) -> tuple[str, int]:
-    """A sentence or "", and the largest d. What depends on sizes alone is left to the caller."""
+    """A sentence or "", and the largest d. What depends on sizes alone is left to the caller.
+
+    A refusal is not kept: a file of the reader's may compile the next time."""
     for walk in walks.split():
         if not library().has(walk):
             return f"{walk}= is not built into this library", 0
@@ -87,7 +88,7 @@ def _named(name: str, dtype: str, device: str) -> tuple[str, Kernel, Library]:
         where, (way, own) = library_of_mine(main.source, name[:-4].rstrip("."), device)
         return way, _fits(way, own, dtype, device, where), where
     parts = re.fullmatch(r"(0\d)(?:_\w+)?(?:\.(?:\d+_)?(\w+))?", name)
-    if not parts:
+    if not parts or parts[1] not in {**FORWARD, **BACKWARD}:
         raise ValueError(f"no kernel is called '{name}'; there are best, mine, a stage's number, {', '.join(kernels())}")
     stage, rung = parts.groups()
     if rung:
