@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import NoReturn
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
@@ -35,7 +36,7 @@ def gpu_answers() -> bool:
     return bool(smi) and subprocess.run([smi, "-L"], capture_output=True, check=False).returncode == 0
 
 
-def stop(why: str) -> None:
+def stop(why: str) -> NoReturn:
     print(f"learn: {why}", file=sys.stderr)
     sys.exit(MISSING)
 
@@ -65,10 +66,15 @@ def with_torch() -> str:
     return str(PYTHON)
 
 
+class Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        print(f"torch: {message}", file=sys.stderr)
+        sys.exit(2)
+
+
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="./learn torch", usage="./learn torch [--no-tests] [--reset]",
-                                     description="PyTorch and these kernels in an environment of their own, build/torch/env; "
-                                                 "then the tests.")
+    parser = Parser(prog="./learn torch", usage="./learn torch [--no-tests] [--reset]",
+                    description="PyTorch and these kernels in an environment of their own, build/torch/env; then the tests.")
     parser.add_argument("--no-tests", action="store_true")
     parser.add_argument("--only-torch", action="store_true", help=argparse.SUPPRESS)  # the download, for .ci/run
     parser.add_argument("--reset", action="store_true", help="throw the environment away first")

@@ -16,6 +16,7 @@ LARGEST_D = {4: 128, 5: 128, 6: 256}  # of the others 512
 # What a stage's number alone stands for, and names from the files of rungs.
 FORWARD = {"00": "00.naive", "01": "01.safe_softmax", "02": "02.rows", "03": "03.tiled", "04": "04.best", "06": "06.best"}
 BACKWARD = {"00": ["00.naive"], "05": ["05.on_cpu", "05.two_kernels"], "06": ["06.backward_best"]}
+THERE_ARE = "there are best, mine, 00 to 06, and those that flash_from_scratch.kernels() lists"
 ALSO = {"06.pingpong": "06.lock", "02.online_softmax": "02.rows", "03.tiled_cpu": "03.tiled"}
 
 
@@ -34,7 +35,7 @@ class Choice(NamedTuple):
 
 def kernels() -> list[str]:
     """The names that `kernel=` takes, beside "best", a stage's number and "mine"."""
-    return [one.name for one in library().kernels]
+    return list(dict.fromkeys(one.name for one in library().kernels))
 
 
 @functools.lru_cache(maxsize=None)
@@ -89,7 +90,7 @@ def _named(name: str, dtype: str, device: str) -> tuple[str, Kernel, Library]:
         return way, _fits(way, own, dtype, device, where), where
     parts = re.fullmatch(r"(0\d)(?:_\w+)?(?:\.(?:\d+_)?(\w+))?", name)
     if not parts or parts[1] not in {**FORWARD, **BACKWARD}:
-        raise ValueError(f"no kernel is called '{name}'; there are best, mine, a stage's number, {', '.join(kernels())}")
+        raise ValueError(f"no kernel is called '{name}'; {THERE_ARE}")
     stage, rung = parts.groups()
     if rung:
         full = ALSO.get(f"{stage}.{rung}", f"{stage}.{rung}")
@@ -129,7 +130,7 @@ def _fits(way: str, name: str, dtype: str, device: str, where: Library) -> Kerne
     if not named:
         if name[:2] in ("04", "05", "06") and not any(one.device == "cuda" for one in where.kernels):
             raise Cannot(f"{name} is a kernel for GPUs, and this library was built without nvcc")
-        raise ValueError(f"no kernel is called '{name}'; there are best, mine, a stage's number, {', '.join(kernels())}")
+        raise ValueError(f"no kernel is called '{name}'; {THERE_ARE}")
     if not any(one.device == device for one in named):
         places = {"cpu": "the CPU", "cuda": "a GPU"}
         raise Cannot(f"{name} runs on {places[named[0].device]}, and the tensors are on {places[device]}")

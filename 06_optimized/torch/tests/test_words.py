@@ -43,7 +43,7 @@ class Refused(Case):
         self.refused("scale must be finite, got nan", scale=float("nan"))
         self.refused("window must be", window=(1, 2, 3))
         self.refused("window must be", window=-5)
-        self.refused("no kernel is called '07'; there are best, mine, a stage's number, 00.naive", kernel="07")
+        self.refused("no kernel is called '07'; there are best, mine, 00 to 06, and those that", kernel="07")
         self.refused("no kernel is called '03.slow'", kernel="03.slow")
         self.refused("kernel names two forwards, 01.safe_softmax and 02", kernel="01, 02")
         self.refused("kernel must be a name, got None", kernel=None)
