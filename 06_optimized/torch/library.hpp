@@ -1,5 +1,5 @@
 // The stages' kernels as C functions, which Python calls by ctypes: one flat struct, no PyTorch at
-// build time. A call is a prefix that depends on shapes, strides and choices alone, which the caller
+// build time. A call is a prefix that depends on shapes, strides and choices alone, which a caller
 // makes once and keeps, and the pointers behind it.
 #pragma once
 #include <cstdint>
@@ -19,8 +19,8 @@ struct fa_torch_call {
   std::int64_t device;         // -1: the CPU, else a GPU's number
   std::int64_t stage, kernel;  // as fa_torch_kernels() lists them
   std::int64_t deterministic;  // the backward gives the same bits in every run, or refuses
-  // What walks take: keys [i + shift - left, i + shift + right] of row i (-1: no limit), where shift
-  // is 0 at the top left and Nk - Nq at the bottom right; and which weights are dropped.
+  // What walks take: keys [i + shift - left, i + shift + right] of row i (-1: no limit), where
+  // shift is 0 at the top left and Nk - Nq at the bottom right; and which weights are dropped.
   std::int64_t window_left, window_right;
   double dropout;
   std::int64_t seed;

@@ -37,8 +37,14 @@ def stop(code: int, why: str) -> NoReturn:
     sys.exit(code)
 
 
+class Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        print(f"torch practice: {message}", file=sys.stderr)
+        sys.exit(2)
+
+
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="./learn torch practice")
+    parser = Parser(prog="./learn torch practice")
     parser.add_argument("--reset", action="store_true", help="throw your file away and begin again")
     parser.add_argument("-v", action="store_true", help="all that the tests say")
     options = parser.parse_args()

@@ -12,6 +12,7 @@ import os
 import re
 import signal
 import sys
+import textwrap
 import time
 from pathlib import Path
 from typing import Any, Callable, NoReturn
@@ -42,7 +43,8 @@ def text() -> str:
     pages = sorted(ROOT.glob("0?_*/**/*.md")) + sorted(ROOT.glob("docs/*.md"))
     pages = [page for page in pages if not {"mine", "hunt"} & set(page.parts)]
     bare = (re.sub(r"<!--.*?-->|^```.*?^```$|^[|#<!].*?$", "", page.read_text(encoding="utf-8"), flags=re.S | re.M) for page in pages)
-    return re.sub(r"\n{2,}", "\n\n", "\n".join(bare))
+    words = re.sub(r"!?\[([^]]*)\]\([^)]*\)|[*`]", r"\1", "\n".join(bare))  # of links what is read, and no stars
+    return re.sub(r"\n{2,}", "\n\n", words)
 
 
 class Characters:
@@ -208,11 +210,11 @@ class Run:
     def writes(self, lines: int = 3, longest: int = 100) -> str:
         torch.manual_seed(self.o.seed)
         tokens = self.characters.encode("\nThe ").tolist()
-        while self.characters.decode(tokens).count("\n") <= lines and len(tokens) < lines * longest:
+        while len(tokens) < lines * longest:
             recent = torch.tensor([tokens[-self.o.context:]], device=self.o.device)
             chances = torch.softmax(self.model(recent)[0, -1].float() / 0.7, -1)
             tokens.append(int(torch.multinomial(chances.cpu(), 1)))
-        return "\n".join(line for line in self.characters.decode(tokens).split("\n") if line.strip())
+        return "\n".join(textwrap.wrap(self.characters.decode(tokens), longest)[:lines])
 
     # The file is either the old one or the new one, whenever the machine stops.
     def file(self, suffix: str) -> Path:
@@ -279,15 +281,15 @@ def arguments() -> argparse.Namespace:
         return int(words)
 
     parser = Parser(prog="./learn train", description="A small GPT on the text of this course, with the attention that you name.")
-    parser.add_argument("--attention", default="sdpa", metavar="NAME",
-                        help="sdpa (PyTorch's), a stage or a rung like 00, 03, 06.pingpong, or mine")
-    parser.add_argument("--steps", type=positive, default=500)
+    parser.add_argument("--attention", default="best", metavar="NAME",
+                        help="best, sdpa (PyTorch's), a stage or a rung like 00, 03, 06.pingpong, or mine")
+    parser.add_argument("--steps", type=positive, default=1000)
     parser.add_argument("--resume", action="store_true", help="go on where it was stopped")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--device", default="", metavar="cpu|cuda", help="default: a GPU if one answers and the kernel runs there")
-    for name, value in (("context", 96), ("width", 96), ("layers", 3), ("heads", 3), ("batch", 12)):
+    for name, value in (("context", 64), ("width", 96), ("layers", 3), ("heads", 3), ("batch", 16)):
         parser.add_argument(f"--{name}", type=positive, default=value)
-    parser.add_argument("--rate", type=float, default=3e-3, help="learning rate")
+    parser.add_argument("--rate", type=float, default=5e-3, help="learning rate")
     options = parser.parse_args()
     if options.width % options.heads:
         parser.error(f"--width must be a multiple of --heads, got {options.width} and {options.heads}")
