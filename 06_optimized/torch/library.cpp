@@ -11,7 +11,7 @@
 
 // What this library holds: FA_TORCH_CUDA for kernels, FA_TORCH_MINE for one stage alone.
 #ifndef FA_TORCH_MINE
-#define FA_TORCH_MINE -1
+#define FA_TORCH_MINE (-1)
 #endif
 #define FA_TORCH_HAS(stage) (FA_TORCH_MINE == -1 || FA_TORCH_MINE == (stage))
 #ifdef FA_EMULATED
@@ -52,7 +52,7 @@ using namespace fa;
 using Call = fa_torch_call;
 
 // Of 05, beside its kernels: the backward for host memory, and two_kernels with the lesson's tiles.
-constexpr int on_cpu = -1, lesson = -2;
+[[maybe_unused]] constexpr int on_cpu = -1, lesson = -2;
 
 Problem problem_of(const Call& c) {
   Problem p;
@@ -290,7 +290,7 @@ void line(std::string& text, const char* way, const std::string& name, int stage
 
 std::string all_kernels() {
   std::string text;
-  constexpr const char* both = "float,double";
+  [[maybe_unused]] constexpr const char* both = "float,double";
 #if FA_TORCH_HAS(0)
   line(text, "forward", "00.naive", 0, 0, "cpu", both);
   line(text, "backward", "00.naive", 0, 0, "cpu", both);
