@@ -293,8 +293,12 @@ def fa2(t: Tensors, p: Pattern, way: str) -> Contender:
 
 def flex(t: Tensors, p: Pattern, way: str) -> Contender:
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
-    visible = t.sees(p)
-    block_mask = create_block_mask(lambda b, h, i, j: visible(i, j), None, None, t.N, t.N, device="cuda")
+    lists, left, right = t.lists.get(p.share), p.left, p.right
+    if p.kind == "list":
+        visible = lambda b, h, i, j: lists[i // BLOCK, j // BLOCK]  # noqa: E731
+    else:
+        visible = lambda b, h, i, j: (i - j <= left) & (j - i <= right)  # noqa: E731
+    block_mask = create_block_mask(visible, None, None, t.N, t.N, device="cuda")
     compiled = torch.compile(flex_attention, dynamic=False)
     inputs = [x.detach().requires_grad_() for x in (t.Q, t.K, t.V)]
     kept: dict[str, torch.Tensor] = {}
