@@ -526,8 +526,8 @@ TEST_F(dropout, GradientsByDifferences) {
   };
   const BackwardOracle want = oracle_backward(s.p, Q, K, V, dO, {}, s.hooks);
   const auto check = [&](std::vector<double>& x, const std::vector<double>& gradient) {
-    std::vector<double*> all;
-    for (double& one : x) all.push_back(&one);
+    std::vector<double*> all(x.size());
+    for (std::size_t n = 0; n < x.size(); ++n) all[n] = &x[n];
     const std::vector<double> got = central_differences(all, loss);
     for (std::size_t n = 0; n < got.size(); ++n) EXPECT_NEAR(got[n], gradient[n], 1e-8);
   };

@@ -291,8 +291,8 @@ TEST_F(masks, Windows) {
   for (const Spec& s : walk_specs()) {
     const bool causal = s.p.causal != Causal::none;
     std::size_t k = n++;
-    for (Meant m : {window(5, causal ? 0 : 9), window(33, causal ? no_limit : 0, !causal, 3),
-                    window(no_limit, causal ? 0 : 17), window(0, 0)}) {
+    for (const Meant& m : {window(5, causal ? 0 : 9), window(33, causal ? no_limit : 0, !causal, 3),
+                           window(no_limit, causal ? 0 : 17), window(0, 0)}) {
       if (meets(k, 0)) both_right<float>(s, m, said(m));
 #ifndef FA_WITHOUT_HALF
       if (meets(k, 1)) both_right<half>(s, m, said(m));
@@ -683,8 +683,8 @@ TEST_F(masks, GradientsByDifferences) {
   };
   const BackwardOracle want = oracle_backward(s.p, Q, K, V, dO, {}, hooks);
   const auto check = [&](std::vector<double>& x, const std::vector<double>& gradient) {
-    std::vector<double*> all;
-    for (double& one : x) all.push_back(&one);
+    std::vector<double*> all(x.size());
+    for (std::size_t n = 0; n < x.size(); ++n) all[n] = &x[n];
     const std::vector<double> got = central_differences(all, loss);
     for (std::size_t n = 0; n < got.size(); ++n) EXPECT_NEAR(got[n], gradient[n], 1e-8);
   };

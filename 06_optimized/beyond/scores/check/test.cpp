@@ -857,7 +857,7 @@ TEST_F(scores, Fuzz) {
     const Int Hkv = 1 + upto(1), group = 1 + upto(2);
     Spec s = sized_as(1 + upto(1), Hkv * group, Hkv, 1 + upto(80), 1 + upto(80), 2 + upto(70),
                       Causal(upto(2)));
-    s.seed = std::uint64_t(n + 1);
+    s.seed = std::uint64_t(n) + 1;
     if (upto(2) == 0)
       for (Int b = 0; b < s.p.B; ++b) s.lengths.push_back(upto(s.p.Nk));
     Given given = biased(Given::Bias(upto(2)), upto(1), upto(1), upto(1));
