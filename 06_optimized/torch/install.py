@@ -27,8 +27,12 @@ def shown(*command: str) -> bool:
     return subprocess.run(command, check=False).returncode == 0
 
 
+def has(python: str, module: str) -> bool:
+    return subprocess.run([python, "-c", f"import {module}"], capture_output=True, check=False).returncode == 0
+
+
 def has_torch(python: str) -> bool:
-    return subprocess.run([python, "-c", "import torch"], capture_output=True, check=False).returncode == 0
+    return has(python, "torch")
 
 
 def gpu_answers() -> bool:
@@ -84,6 +88,8 @@ def main() -> int:
     python = with_torch()
     if options.only_torch:
         return 0
+    if python == str(PYTHON) and not has(python, "matplotlib"):  # ./learn train draws, if it can
+        shown(python, "-m", "pip", "install", "-q", "--disable-pip-version-check", "matplotlib")
     cuda = [] if gpu_answers() else ["-DFA_CUDA=OFF"]  # then kernels run on the emulator
     environment = {}
     installed = python == str(PYTHON) and os.environ.get("FA_NO_INSTALL") != "1" and shown(
