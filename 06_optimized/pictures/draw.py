@@ -1280,6 +1280,59 @@ def decode() -> None:
     p.write()
 
 
+def masks() -> None:
+    """A causal window with first keys that stay, in tiles: classes are counted pair by pair."""
+    tiles, size, left_keys, stays = 12, 64, 256, 16
+    seen: dict[tuple[int, int], int] = {}
+    for i in range(tiles * size):
+        for j in range(i + 1):
+            if j >= i - left_keys or j < stays:
+                at = (i // size, j // size)
+                seen[at] = seen.get(at, 0) + 1
+    full = size * size
+    whole = sum(n == full for n in seen.values())
+    p = Picture(
+        "masks",
+        "A causal window in tiles, and who visits which",
+        f"{tiles} by {tiles} tiles of {size} queries and keys. A query sees itself, {left_keys} keys before it and the first"
+        f" {stays}. {whole} tiles are seen in full, {len(seen) - whole} in part, the others are skipped. A tile of queries"
+        " visits a row of the picture, in two ranges. A tile of keys visits a column, in one.",
+        "Two questions, asked from both sides",
+        372,
+    )
+    x0, y0, w = 92.0, 74.0, 23.0
+    p.text(x0 + tiles * w / 2, 64, "keys, in tiles of 64", 12, "middle", fill=MUTED)
+    p.text(x0 - 10, y0 + 14, "queries", 12, "end", fill=MUTED)
+    for i in range(tiles):
+        for j in range(tiles):
+            n = seen.get((i, j), 0)
+            p.box(x0 + j * w, y0 + i * w, w - 2, w - 2, GREY if n == 0 else BLUE if n == full else ORANGE,
+                  0.06 if n == 0 else 0.5)
+    row, column = 9, 3
+    p.line(f"M{x0 - 3:g} {y0 + row * w - 2:g} h{tiles * w + 4:g} v{w + 2:g} h{-tiles * w - 4:g} Z", GREEN, 2.5)
+    p.line(f"M{x0 + column * w - 2:g} {y0 - 3:g} v{tiles * w + 4:g} h{w + 2:g} v{-tiles * w - 4:g} Z", PURPLE, 2.5)
+    x = x0 + tiles * w + 36
+    for n, (colour, opacity, words) in enumerate((
+        (BLUE, 0.5, "all pairs are seen: fa2's own step, no test"),
+        (ORANGE, 0.5, "some are: each pair is asked"),
+        (GREY, 0.06, "none is: skipped"),
+    )):
+        p.box(x, y0 + 8 + 26 * n, 18, 18, colour, opacity)
+        p.text(x + 28, y0 + 22 + 26 * n, words, 13)
+    visited = [j for j in range(tiles) if (row, j) in seen]
+    owners = [i for i in range(tiles) if (i, column) in seen]
+    for y, colour, lines in (
+        (y0 + 120, GREEN, (f"Tile {row} of queries visits keys in tiles", f"{', '.join(map(str, reversed(visited)))}:",
+                           "two ranges, from the last one down")),
+        (y0 + 200, PURPLE, (f"Tile {column} of keys, in the backward, visits", f"queries in tiles {owners[0]} to {owners[-1]}:",
+                            "one range, without a gap")),
+    ):
+        p.box(x, y - 12, 18, 18, colour, 0, dashed=True)
+        for n, words in enumerate(lines):
+            p.text(x + 28, y + 2 + 19 * n, words, 13)
+    p.write()
+
+
 def main() -> None:
     for draw in (
         tiny,
@@ -1303,6 +1356,7 @@ def main() -> None:
         backward_steps,
         backward_block,
         decode,
+        masks,
     ):
         draw()
 

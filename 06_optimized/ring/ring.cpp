@@ -24,12 +24,12 @@ void merge(const T* part_O, Sum part_L, Int d, Sum* O, Sum& L) {
   const Sum old_weight = std::exp(L - m), new_weight = std::exp(part_L - m);
   const Sum l = old_weight + new_weight;
   // (3) L' = m + log(l)
-  // [step 06.32: the log-sum-exp of all keys of both (1 line)]
+  // [step 06.45: the log-sum-exp of all keys of both (1 line)]
   L = m + std::log(l);
   // [end]
   // (4) O' = (exp(L - m) O + exp(L_part - m) O_part) / l: two shares whose sum is 1
   for (Int x = 0; x < d; ++x) {
-    // [step 06.33: each result counts as much as its keys weigh among all of them (1 line)]
+    // [step 06.46: each result counts as much as its keys weigh among all of them (1 line)]
     O[x] = (old_weight * O[x] + new_weight * Sum(part_O[x])) / l;
     // [end]
   }
@@ -60,7 +60,7 @@ struct Travel {
   int owner_of(int s) const {
     int owner = me;
     // [blank]
-    // [step 06.34: whose keys have come s ranks far (1 line)]
+    // [step 06.47: whose keys have come s ranks far (1 line)]
     owner = (me - s + P) % P;
     // [end]
     // [end blank]
@@ -169,7 +169,7 @@ void ring_backward(const Rank<T>& at, const Backward<T>& t) {
     // The sums follow their keys, one step behind: they are on their way while the next rank
     // computes what it will add.
     if (s > 0) {
-      // [step 06.35: the sums of the last step's keys go on; those of these keys come (2 lines)]
+      // [step 06.48: the sums of the last step's keys go on; those of these keys come (2 lines)]
       sent.push_back(ring.message(ring.next, leaving, ring.owner_of(s - 1)));
       received.push_back(ring.message(ring.last, arriving, owner));
       // [end]
@@ -187,7 +187,7 @@ void ring_backward(const Rank<T>& at, const Backward<T>& t) {
     if (ring.P > 1) at.comm.wait();
     // (5) dK_j and dV_j are sums over all queries that see key j, whoever has them
     if (s > 0) {
-      // [step 06.36: what the ranks before gave to these keys (1 line)]
+      // [step 06.49: what the ranks before gave to these keys (1 line)]
       at.engine.add_sums(arriving, mine, count);
       // [end]
     }

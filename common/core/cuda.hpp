@@ -228,10 +228,11 @@ inline std::string too_little_shared_memory(const std::string& who, std::size_t 
          " bytes of shared memory per block, this GPU has " + std::to_string(limit);
 }
 
-// More than 48 KiB of dynamic shared memory must be asked for, kernel by kernel.
+// More than 48 KiB of shared memory must be asked for, kernel by kernel: `bytes`, whose number a
+// launch chooses, together with what the kernel has besides, here at most 2 KiB.
 template <class Kernel>
 void allow_shared_memory(Kernel kernel, std::size_t bytes) {
-  if (bytes > 48 * 1024)
+  if (bytes > 46 * 1024)
     FA_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                        static_cast<int>(bytes)));
 }

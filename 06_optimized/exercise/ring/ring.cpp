@@ -8,6 +8,8 @@
 #include <limits>
 #include <utility>
 
+#include "06_optimized/ring/types.hpp"
+
 namespace fa::ring {
 
 using Int = std::int64_t;
@@ -22,12 +24,12 @@ void merge(const T* part_O, Sum part_L, Int d, Sum* O, Sum& L) {
   const Sum old_weight = std::exp(L - m), new_weight = std::exp(part_L - m);
   const Sum l = old_weight + new_weight;
   // (3) L' = m + log(l)
-  // [step 06.32: the log-sum-exp of all keys of both (1 line)]
+  // [step 06.45: the log-sum-exp of all keys of both (1 line)]
   // TODO
   // [end]
   // (4) O' = (exp(L - m) O + exp(L_part - m) O_part) / l: two shares whose sum is 1
   for (Int x = 0; x < d; ++x) {
-    // [step 06.33: each result counts as much as its keys weigh among all of them (1 line)]
+    // [step 06.46: each result counts as much as its keys weigh among all of them (1 line)]
     // TODO
     // [end]
   }
@@ -56,7 +58,7 @@ struct Travel {
   // Whose keys are here in step s. In step 0 everybody has their own; then all move on by one.
   int owner_of(int s) const {
     int owner = me;
-    // [step 06.34: whose keys have come s ranks far (1 line)]
+    // [step 06.47: whose keys have come s ranks far (1 line)]
     // TODO
     // [end]
     return owner;
@@ -163,7 +165,7 @@ void ring_backward(const Rank<T>& at, const Backward<T>& t) {
     // The sums follow their keys, one step behind: they are on their way while the next rank
     // computes what it will add.
     if (s > 0) {
-      // [step 06.35: the sums of the last step's keys go on; those of these keys come (2 lines)]
+      // [step 06.48: the sums of the last step's keys go on; those of these keys come (2 lines)]
       // TODO
       // [end]
     }
@@ -180,7 +182,7 @@ void ring_backward(const Rank<T>& at, const Backward<T>& t) {
     if (ring.P > 1) at.comm.wait();
     // (5) dK_j and dV_j are sums over all queries that see key j, whoever has them
     if (s > 0) {
-      // [step 06.36: what the ranks before gave to these keys (1 line)]
+      // [step 06.49: what the ranks before gave to these keys (1 line)]
       // TODO
       // [end]
     }
@@ -206,7 +208,6 @@ void ring_backward(const Rank<T>& at, const Backward<T>& t) {
   template void merge(const T*, Stat<T>, Int, Stat<T>*, Stat<T>&); \
   template void ring_forward(const Rank<T>&, const Forward<T>&);   \
   template void ring_backward(const Rank<T>&, const Backward<T>&);
-FA_INSTANTIATE(float)
-FA_INSTANTIATE(double)
+FA_RING_TYPES(FA_INSTANTIATE)
 
 }  // namespace fa::ring

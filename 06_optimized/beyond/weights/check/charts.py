@@ -31,8 +31,8 @@ def charts() -> list[Chart | Table]:
              for who, (label, role) in WHO.items() if of(rows, who)]
     return [Chart("weights_time", "What it costs to ask where the weights are",
                   [Lines("ms", lines, "N, sequence length")], said,
-                  "A question about all weights costs about as much as a forward, a tile next to nothing; with P whole "
-                  "it is many times that."),
+                  "Sums cost less than a forward, the largest of every row several forwards, a tile next to nothing; with P "
+                  "whole the same answers cost more, and memory besides."),
             table(rows, device)]
 
 

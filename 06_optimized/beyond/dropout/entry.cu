@@ -1,0 +1,143 @@
+// From the public face to the kernels: check the arguments, turn p into a threshold, launch.
+#include <algorithm>
+#include <cmath>
+#include <string>
+#include <type_traits>
+
+#include "06_optimized/backward.hpp"
+#include "06_optimized/beyond/dropout/keep.cuh"
+#include "06_optimized/optimized.hpp"
+#include "common/core/check.hpp"
+
+namespace fa::dropout {
+namespace {
+
+constexpr const char* who = "dropout";
+constexpr double steps = 65536;  // 16 bits
+
+template <class T>
+constexpr bool is_half = std::is_same_v<T, __half> || std::is_same_v<T, __nv_bfloat16>;
+
+template <class T>
+void check_sizes(const Problem& p) {
+  check_problem(who, p, widest<T>);
+  require(std::max(p.Nq, p.Nk) <= 1 << 30, who, ": Nq and Nk must be at most 2^30, got ", p.Nq,
+          " and ", p.Nk);
+  const std::int64_t tiles = (std::max(p.Nq, p.Nk) + 15) / 16;  // of the smallest kernel
+  const std::int64_t heads = std::max(p.Hq, p.Hkv);
+  require(p.B <= 1 << 30 && (p.B == 0 || heads <= (1 << 30) / p.B) &&
+              (p.B * heads == 0 || tiles <= (1 << 30) / (p.B * heads)),
+          who, ": B Hq max(Nq, Nk) / 16 must be at most 2^30, got B = ", p.B, ", Hq = ", p.Hq,
+          ", Nq = ", p.Nq, ", Nk = ", p.Nk);
+}
+
+void check_p(double p) {
+  require(p >= 0 && p < 1, who, ": p must lie in [0, 1), got ", p);  // and is no NaN
+}
+
+void check_dropout(const Dropout& dropout) {
+  check_p(dropout.p);
+  require(reinterpret_cast<std::uintptr_t>(dropout.in_memory) % alignof(std::uint64_t) == 0, who,
+          ": in_memory must be aligned to its element, ", sizeof(std::uint64_t), " bytes");
+  require(!dropout.in_memory || dropout.seed == 0, who,
+          ": seed must be 0 if in_memory is given, which has one, got ", dropout.seed);
+}
+
+template <class T>
+void check_kernel([[maybe_unused]] const Problem& p, [[maybe_unused]] bool forward) {
+  if constexpr (is_half<T>) {
+    const char* const name = forward ? "fa2" : "swizzle";
+    const std::string why = optimized::wrong_capability(name, 80, optimized::device_capability());
+    require(why.empty(), who, ": ", why);
+    require(!forward || float(p.softmax_scale()) > 0, who, ": fa2: scale must be > 0 in fp32, got ",
+            p.softmax_scale(), "; the maximum is taken before scaling");
+    const std::string wrong = optimized::wrong_scale(p);
+    require(wrong.empty(), who, ": ", name, wrong);
+  }
+}
+
+std::int64_t rows_of_a_head(const Problem& p, bool half) {
+  return half ? optimized::Passed::padded_rows(p.Nq) : p.Nq;
+}
+
+Draw draw_of(const Dropout& dropout) {
+  return {threshold(dropout.p), float(1 / kept_probability(dropout.p)), dropout.seed,
+          dropout.offset, dropout.in_memory};
+}
+
+}  // namespace
+
+std::uint32_t threshold(double p) {
+  check_p(p);
+  return std::uint32_t(std::clamp(std::round((1 - p) * steps), 1., steps));
+}
+double kept_probability(double p) { return threshold(p) / steps; }
+
+bool kept(const Problem& p, const Dropout& dropout, std::int64_t b, std::int64_t h, std::int64_t i,
+          std::int64_t j) {
+  check_dropout(dropout);
+  require(!dropout.in_memory, who, ": kept() does not read in_memory; give it seed and offset");
+  return Keep(draw_of(dropout), b * p.Hq + h)(i, j);
+}
+
+template <class T>
+void forward(const Problem& p, const Dropout& dropout, const Forward<T>& t,
+             const Options& options) {
+  check_sizes<T>(p);
+  check_dropout(dropout);
+  check_tensors(who, p, t);
+  check_kernel<T>(p, true);
+  if (p.B == 0 || p.Hq == 0 || p.Nq == 0) return;
+  const Draw draw = draw_of(dropout);
+  const float scale = float(p.softmax_scale());
+  if constexpr (is_half<T>)
+    launch_fa2(p, draw, t, scale, options.stream);
+  else
+    launch_tiled(p, draw, t, scale, options.stream);
+}
+
+template <class T>
+std::size_t scratch_bytes(const Problem& p) {
+  check_sizes<T>(p);
+  const auto rows = std::size_t(p.B * p.Hq * rows_of_a_head(p, is_half<T>));
+  return (is_half<T> ? 2 : 1) * sizeof(float) * rows;
+}
+
+template <class T>
+void backward(const Problem& p, const Dropout& dropout, const Backward<T>& t,
+              const Options& options) {
+  check_sizes<T>(p);
+  check_dropout(dropout);
+  check_tensors(who, p, t);
+  check_kernel<T>(p, false);
+  const bool rows = p.B > 0 && p.Hq > 0 && p.Nq > 0;
+  require(!rows || t.LSE, who, ": LSE must not be null; let the forward write it");
+  require(!rows || t.O.data, who, ": O must not be null; the forward returned it");
+  check_scratch(who, options.scratch, "scratch_bytes()", scratch_bytes<T>(p), 16);
+  if (p.B == 0 || p.Hkv == 0) return;
+
+  const Draw draw = draw_of(dropout);
+  const float scale = float(p.softmax_scale());
+  Statistics s{};
+  s.rows = rows_of_a_head(p, is_half<T>);
+  s.D = static_cast<float*>(options.scratch.data);
+  if constexpr (is_half<T>) {
+    s.LSE2 = s.D + p.B * p.Hq * s.rows;
+    if (rows) launch_swizzle(p, draw, t, scale, s, options.stream);
+    if (p.Nk > 0) launch_swizzle_dkv(p, draw, t, scale, s, options.stream);
+  } else {
+    if (rows) launch_dq(p, draw, t, scale, s.D, options.stream);
+    if (p.Nk > 0) launch_dkv(p, draw, t, scale, s.D, options.stream);
+  }
+}
+
+#define FA_FOR(T)                                                                           \
+  template void forward(const Problem&, const Dropout&, const Forward<T>&, const Options&); \
+  template std::size_t scratch_bytes<T>(const Problem&);                                    \
+  template void backward(const Problem&, const Dropout&, const Backward<T>&, const Options&)
+FA_FOR(float);
+FA_FOR(__half);
+FA_FOR(__nv_bfloat16);
+#undef FA_FOR
+
+}  // namespace fa::dropout

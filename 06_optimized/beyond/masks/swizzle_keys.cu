@@ -1,0 +1,189 @@
+// The backward on tensor cores, rung 2's owner of dK and dV, with the first question asked the
+// other way round: which tiles of queries does some key of this tile meet?
+#include "06_optimized/backward/2_swizzle.cuh"
+#include "06_optimized/beyond/masks/reach.hpp"
+
+namespace fa::masks {
+namespace {
+
+using namespace optimized;
+using namespace optimized::swizzle_backward;
+
+// For head dimensions of at most D. groups: of 16 rows that a warp owns.
+template <int D, bool with_dK>
+struct DkvTile {
+  static constexpr int groups = D <= 64 ? 2 : 1;
+  static constexpr int Bc = 16 * groups * warps, Br = D == 128 ? 64 : 32;
+  static constexpr bool two_Q = D <= 128 || !with_dK;  // else one buffer is all that fits
+  // K_j, V_j, Q_i, dO_i, and LSE2 and D of the rows i. At most 97 KiB.
+  static constexpr std::size_t shared_bytes =
+      ((with_dK ? 2 : 1) * Bc + (two_Q ? 3 : 2) * Br) * D * 2 + 2 * Br * sizeof(float);
+};
+
+// The owner of dK_j and dV_j, or of one of them: it passes over the queries that see its keys, in
+// all query heads of the group. In S^T and dP^T the rows are keys and the columns queries.
+template <int D, bool with_dK, bool with_dV, class T>
+__global__ void __launch_bounds__(threads, 2)
+    swizzle_dkv_kernel(Problem p, Pattern pattern, Backward<T> t, float scale, Statistics passed,
+                       bool aligned) {
+  using Sizes = DkvTile<D, with_dK>;
+  constexpr int groups = Sizes::groups, Bc = Sizes::Bc, Br = Sizes::Br;
+  constexpr bool two_Q = Sizes::two_Q;
+  T* const Kj = dynamic_shared<T>();           // [Bc, D]; at the end dK_j, then dV_j
+  T* const Vj = Kj + Bc * D;                   // [Bc, D], only for dK
+  T* const dOi = Vj + (with_dK ? Bc * D : 0);  // [Br, D]
+  T* const Qs = dOi + Br * D;                  // [1 or 2][Br, D]
+  float* const LSE2 = reinterpret_cast<float*>(Qs + (two_Q ? 2 : 1) * Br * D);  // [Br]
+  float* const D_i = LSE2 + Br;                                                 // [Br]
+
+  const int lane = threadIdx.x % 32, warp_row = threadIdx.x / 32 * 16 * groups;
+  const int r0 = warp_row + lane / 4;  // this thread's rows of the tile: r0 + 8 i, i < 2 groups
+  const int x0 = lane % 4 * 2;         // and its columns of a block: x0, x0 + 1
+  // Counted in int, for the sums need the registers: Nq and Nk are at most 2^30.
+  const int tiles = int((p.Nk + Bc - 1) / Bc), head = int(blockIdx.x) / tiles;
+  const int b = head / int(p.Hkv), hk = head % int(p.Hkv), group = int(p.Hq) / int(p.Hkv);
+  const int j0 = int(blockIdx.x) % tiles * Bc;  // with a causal mask the first keys have most
+  const int keys = min(Bc, int(p.Nk) - j0), Nq = int(p.Nq);
+  const float c = scale * 1.44269504f;  // log2 e: exp(scale x) = 2^(c x)
+
+  const auto load_Q = [&](T* to, int h, int i0) {
+    load<D, Br>(to, t.Q.rows(b, h, Nq, p.d), i0, min(Br, Nq - i0), aligned);
+  };
+  const auto load_dO = [&](int h, int i0) {  // and LSE2 and D, which are padded
+    const int four = 4 * threadIdx.x;
+    load<D, Br>(dOi, t.dO.rows(b, h, Nq, p.d), i0, min(Br, Nq - i0), aligned);
+    const std::int64_t row = (b * p.Hq + h) * passed.rows + i0 + four;
+    if (four < Br) {
+      cp_async(LSE2 + four, passed.LSE2 + row, 16);
+      cp_async(D_i + four, passed.D + row, 16);
+    }
+  };
+
+  // Tiles of queries that see nothing of this tile of keys are skipped. Which is next, of which
+  // head, and whether all rows see all keys, one thread finds out for all.
+  __shared__ WalkOfKeys<Br> walk;
+  if (threadIdx.x == 0) walk.start(p, pattern, b, hk * group, (hk + 1) * group, j0, keys);
+  __syncthreads();
+  auto now = walk.at[0];
+  int turn = 1, buffer = 0;  // of visits, of Q
+  if (now.i0 >= 0) {
+    // Padded keys are not even looked at: 0 times what they hold may be NaN.
+    const int seen = min(keys, walk.reach.length - j0);
+    load<D, Bc>(Kj, t.K.rows(b, hk, p.Nk, p.d), j0, seen, aligned);
+    if constexpr (with_dK) load<D, Bc>(Vj, t.V.rows(b, hk, p.Nk, p.d), j0, seen, aligned);
+    if constexpr (two_Q) load_Q(Qs, now.h, now.i0);
+    load_dO(now.h, now.i0);
+    cp_async_commit();
+  }
+
+  float dK[groups][D / 8][4] = {}, dV[groups][D / 8][4] = {};
+  const auto step = [&](auto with_mask) {
+    constexpr bool masked = decltype(with_mask)::value;
+    const auto& next = walk.at[turn];
+    T* const Qi = Qs + buffer;
+    if constexpr (two_Q) buffer ^= Br * D;
+
+    cp_async_wait<0>();
+    __syncthreads();  // dO_i and, of two, Q_i are complete, and Q before it is no longer read
+    if constexpr (!two_Q)
+      load_Q(Qi, now.h, now.i0);
+    else if (next.i0 >= 0)
+      load_Q(Qs + buffer, next.h, next.i0);
+    cp_async_commit();
+    if (threadIdx.x == 0) walk.next(pattern, turn ^ 1);
+
+    // dP_ij^T = V_j dO_i^T
+    float S[groups][Br / 8][4];
+    [[maybe_unused]] float dP[groups][Br / 8][4];
+    [[maybe_unused]] std::uint32_t P16[Br / 16][groups][4], dS16[Br / 16][groups][4];
+    if constexpr (with_dK) product<D, groups, Br>(dP, Vj + warp_row * D, dOi);
+
+    if constexpr (!two_Q) {
+      cp_async_wait<0>();
+      __syncthreads();  // Q_i is complete
+    }
+
+    // P_ij^T = 2^(c K_j Q_i^T - LSE2_i);  dS_ij = P_ij (dP_ij - D_i); 0 where row i does not see j
+    product<D, groups, Br>(S, Kj + warp_row * D, Qi);
+    [[maybe_unused]] Reach::Rows by[2 * groups];  // the rows that see this thread's keys
+    if constexpr (masked) {
+#pragma unroll
+      for (int n = 0; n < 2 * groups; ++n) {
+        by[n] = walk.reach.rows_meeting(j0 + r0 + 8 * n, j0 + r0 + 8 * n);
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < Br / 8; ++i) {
+      const float2 LSE2_i = *reinterpret_cast<const float2*>(LSE2 + 8 * i + x0);
+      [[maybe_unused]] const float2 delta = *reinterpret_cast<const float2*>(D_i + 8 * i + x0);
+#pragma unroll
+      for (int g = 0; g < groups; ++g)
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          const int query = now.i0 + 8 * i + x0 + e % 2, n = 2 * g + e / 2;
+          const bool hidden =
+              masked && (!by[n].meet(query) || !walk.reach.same_document(query, j0 + r0 + 8 * n));
+          float& P = S[g][i][e];
+          P = hidden ? 0 : ex2(fmaf(c, P, -(e % 2 ? LSE2_i.y : LSE2_i.x)));
+          if constexpr (with_dK) {
+            float& dS = dP[g][i][e];
+            dS = hidden ? 0 : P * (dS - (e % 2 ? delta.y : delta.x));
+          }
+        }
+    }
+
+    // dV_j += P_ij^T dO_i;  dK_j += dS_ij^T Q_i. P and dS are rounded both at once: from here on
+    // they need half the registers.
+    if constexpr (with_dV) round<T>(P16, S);
+    if constexpr (with_dK) round<T>(dS16, dP);
+    if constexpr (with_dV) accumulate<D>(dV, P16, dOi);
+    __syncthreads();  // dO_i, LSE2 and D are no longer read
+    if (next.i0 >= 0) load_dO(next.h, next.i0);
+    cp_async_commit();
+    if constexpr (with_dK) accumulate<D>(dK, dS16, Qi);
+  };
+  while (now.i0 >= 0) {
+    if (now.whole)
+      step(std::false_type());
+    else
+      step(std::true_type());
+    now = walk.at[turn];
+    turn ^= 1;
+  }
+
+  if constexpr (with_dK) store<D>(t.dK.rows(b, hk, p.Nk, p.d), j0, keys, scale, dK, Kj, aligned);
+  if constexpr (with_dV) store<D>(t.dV.rows(b, hk, p.Nk, p.d), j0, keys, 1, dV, Kj, aligned);
+}
+
+template <int D, bool with_dK, bool with_dV, class T>
+void launch_dkv(const Problem& p, const Pattern& pattern, const Backward<T>& t, float scale,
+                const Statistics& passed, cudaStream_t stream) {
+  using Sizes = DkvTile<D, with_dK>;
+  const auto dkv = swizzle_dkv_kernel<D, with_dK, with_dV, T>;
+  constexpr std::size_t bytes = Sizes::shared_bytes;
+  static_assert(bytes <= most_shared);
+  const std::int64_t blocks = p.B * p.Hkv * ((p.Nk + Sizes::Bc - 1) / Sizes::Bc);
+  allow_shared_memory(dkv, bytes);
+  FA_LAUNCH(dkv, dim3(unsigned(blocks)), dim3(threads), bytes, stream, p, pattern, t, scale, passed,
+            all_in_16_bytes(t));
+}
+
+}  // namespace
+
+template <class T>
+void launch_swizzle_dkv(const Problem& p, const Pattern& pattern, const Backward<T>& t, float scale,
+                        const Statistics& s, cudaStream_t stream) {
+  const auto run = [&](auto launch) { launch(p, pattern, t, scale, s, stream); };
+  if (p.d <= 64) return run(launch_dkv<64, true, true, T>);
+  if (p.d <= 128) return run(launch_dkv<128, true, true, T>);
+  run(launch_dkv<256, true, false, T>);
+  run(launch_dkv<256, false, true, T>);
+}
+#define FA_FOR(T)                                                                             \
+  template void launch_swizzle_dkv(const Problem&, const Pattern&, const Backward<T>&, float, \
+                                   const Statistics&, cudaStream_t)
+FA_FOR(__half);
+FA_FOR(__nv_bfloat16);
+#undef FA_FOR
+
+}  // namespace fa::masks

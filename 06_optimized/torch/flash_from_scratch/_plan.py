@@ -1,0 +1,174 @@
+"""From tensors to one call of the library. What depends on shapes and strides alone is worked out once and kept."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any, NamedTuple, Optional
+
+import torch
+from torch import Tensor
+
+from ._choice import Choice, choose
+from ._library import POINTERS, PREFIX, Kernel, Library
+
+DTYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2, torch.float64: 3}
+MOST_PLANS = 1024
+NONE = (0, 0, 0)
+
+
+class Ask(NamedTuple):
+    """All choices of a call: hashable, and the same for every call of a layer."""
+
+    causal: int = 0  # 0 none, 1 top_left, 2 bottom_right
+    scale: Optional[float] = None
+    kernel: str = "best"
+    deterministic: bool = False
+    bnhd: bool = False
+    window_left: int = -1
+    window_right: int = -1
+    dropout: float = 0.0
+    seed: int = 0
+
+
+def strides(x: Tensor, bnhd: bool) -> tuple[int, int, int]:
+    batch, second, third, _ = x.stride()
+    return (batch, third, second) if bnhd else (batch, second, third)
+
+
+def in_rows(x: Tensor) -> Tensor:
+    """With a last stride of 1, which every kernel wants: a copy where it is another."""
+    return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
+
+
+def empty_like(x: Tensor) -> Tensor:
+    """Without gaps, in the order of x's dimensions in memory, as far as rows stay in one piece."""
+    made = torch.empty_like(x, requires_grad=False)
+    return made if x.shape[-1] == 1 or made.stride(-1) == 1 else torch.empty(x.shape, dtype=x.dtype, device=x.device)
+
+
+def lse_of(q: Tensor, bnhd: bool) -> Tensor:
+    shape = (q.shape[0], q.shape[2], q.shape[1]) if bnhd else q.shape[:3]
+    return torch.empty(shape, dtype=torch.float64 if q.dtype == torch.float64 else torch.float32, device=q.device)
+
+
+def _stream_function() -> Callable[[int], int]:
+    raw = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+    return raw or (lambda device: torch.cuda.current_stream(device).cuda_stream)
+
+
+stream_of = _stream_function()
+
+
+class _Way:
+    """The forward or the backward of a plan: a packed prefix, how much scratch it wants, and the function."""
+
+    __slots__ = ("function", "library", "prefix", "scratch")
+
+    def __init__(self, ask: Ask, kernel: Kernel, where: Library, problem: tuple[int, ...], scale: float, dtype: int, device: int,
+                 deterministic: bool, of_tensors: tuple[int, ...], pointers: bytes) -> None:
+        self.library = where
+        self.function, needs = (getattr(where, kernel.way + part) for part in ("", "_needs"))
+
+        def prefix(scratch: int) -> bytes:
+            return PREFIX.pack(*problem, scale, dtype, device, kernel.stage, kernel.number, deterministic, ask.window_left,
+                               ask.window_right, ask.dropout, ask.seed, scratch, *of_tensors)
+
+        self.scratch = needs(prefix(0) + pointers)
+        self.prefix = prefix(self.scratch)
+
+    def __call__(self, pointers: bytes) -> None:
+        if code := self.function(self.prefix + pointers):
+            self.library.raise_error(code)
+
+
+class Plan:
+    """One kind of call: its kernels and everything that shapes, strides and choices decide."""
+
+    def __init__(self, q: Tensor, k: Tensor, v: Tensor, ask: Ask) -> None:
+        self.ask = ask
+        self.cuda = q.device.type == "cuda"
+        self.device = q.device
+        self.choice: Choice = choose(ask.kernel, q.dtype, q.device.type)
+        heads, rows = (2, 1) if ask.bnhd else (1, 2)
+        self.problem = (q.shape[0], q.shape[heads], k.shape[heads], q.shape[rows], k.shape[rows], q.shape[3], ask.causal)
+        self.scale = ask.scale if ask.scale is not None else q.shape[3] ** -0.5
+        self.dtype = DTYPES[q.dtype]
+        self.inputs = strides(q, ask.bnhd) + strides(k, ask.bnhd) + strides(v, ask.bnhd)
+        self.lse_shape = (self.problem[0], self.problem[1], self.problem[3])
+        self.lse_type = torch.float64 if q.dtype == torch.float64 else torch.float32
+        self._forward: list[Optional[_Way]] = [None, None]  # without lengths and with them, which may want scratch
+        self._backward: dict[Any, _Way] = {}
+
+    def _way(self, way: str, deterministic: bool, others: tuple[int, ...], pointers: bytes) -> _Way:
+        where = getattr(self.choice, way + "_library")
+        index = self.device.index or 0 if self.cuda else -1
+        return _Way(self.ask, getattr(self.choice, way), where, self.problem, self.scale, self.dtype, index, deterministic,
+                    self.inputs + others, pointers)
+
+    def _here(self) -> contextlib.AbstractContextManager[Any]:
+        """The GPU of the tensors as the current one."""
+        return torch.cuda.device(self.device)
+
+    def _elsewhere(self) -> bool:
+        return self.cuda and self.device.index != torch.cuda.current_device()
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, lengths: Optional[Tensor]) -> tuple[Tensor, Tensor]:
+        if self._elsewhere():
+            with self._here():
+                return self.forward(q, k, v, lengths)
+        out = empty_like(q)
+        lse = torch.empty(self.lse_shape, dtype=self.lse_type, device=self.device)
+        stream, threads = (stream_of(self.device.index), 0) if self.cuda else (0, torch.get_num_threads())
+        at = (0 if lengths is None else lengths.data_ptr(), lse.data_ptr(), q.data_ptr(), k.data_ptr(), v.data_ptr(),
+              out.data_ptr(), 0, 0, 0, 0)
+        masked = lengths is not None
+        way = self._forward[masked]
+        if way is None:
+            way = self._forward[masked] = self._way("forward", self.ask.deterministic, strides(out, self.ask.bnhd) + 4 * NONE,
+                                            POINTERS.pack(threads, stream, 0, *at))
+        if way.scratch:
+            scratch = torch.empty(way.scratch, dtype=torch.uint8, device=self.device)
+            way(POINTERS.pack(threads, stream, scratch.data_ptr(), *at))
+        else:
+            way(POINTERS.pack(threads, stream, 0, *at))
+        if self.choice.forward.stage == 0:
+            lse.fill_(float("nan"))  # it computes none, and its own backward reads none
+        return out, lse
+
+    def backward(self, d_out: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor,
+                 lengths: Optional[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+        if self._elsewhere():
+            with self._here():
+                return self.backward(d_out, q, k, v, out, lse, lengths)
+        d_out, out, lse = in_rows(d_out), in_rows(out), lse.contiguous()
+        dq, dk, dv = empty_like(q), empty_like(k), empty_like(v)
+        stream, threads = (stream_of(self.device.index), 0) if self.cuda else (0, torch.get_num_threads())
+        at = (0 if lengths is None else lengths.data_ptr(), lse.data_ptr(), q.data_ptr(), k.data_ptr(), v.data_ptr(),
+              out.data_ptr(), d_out.data_ptr(), dq.data_ptr(), dk.data_ptr(), dv.data_ptr())
+        deterministic = self.ask.deterministic or torch.are_deterministic_algorithms_enabled()
+        key = (deterministic, lengths is None, out.stride(), d_out.stride())
+        way = self._backward.get(key)
+        if way is None:
+            others = sum((strides(x, self.ask.bnhd) for x in (out, d_out, dq, dk, dv)), ())
+            way = self._backward[key] = self._way("backward", deterministic, others, POINTERS.pack(threads, stream, 0, *at))
+        if way.scratch:
+            scratch = torch.empty(way.scratch, dtype=torch.uint8, device=self.device)
+            way(POINTERS.pack(threads, stream, scratch.data_ptr(), *at))
+        else:
+            way(POINTERS.pack(threads, stream, 0, *at))
+        return dq, dk, dv
+
+
+_plans: dict[Any, Plan] = {}
+
+
+def plan_for(q: Tensor, k: Tensor, v: Tensor, ask: Ask) -> Plan:
+    """For tensors whose shapes fit together (see check() in _attention.py) and whose last strides are 1."""
+    key = (q.shape, k.shape, v.shape, q.stride(), k.stride(), v.stride(), q.dtype, q.device, ask)
+    plan = _plans.get(key)
+    if plan is None:
+        if len(_plans) >= MOST_PLANS:
+            _plans.clear()
+        plan = _plans[key] = Plan(q, k, v, ask)
+    return plan

@@ -1,0 +1,56 @@
+// The stages' kernels as C functions, which Python calls by ctypes: one flat struct, no PyTorch at
+// build time. A call is a prefix that depends on shapes, strides and choices alone, which a caller
+// makes once and keeps, and the pointers behind it.
+#pragma once
+#include <cstdint>
+
+extern "C" {
+
+// Strides of a tensor [B, H, N, d] in elements; the last is 1.
+struct fa_torch_strides {
+  std::int64_t batch, head, row;
+};
+
+struct fa_torch_call {
+  std::int64_t B, Hq, Hkv, Nq, Nk, d;
+  std::int64_t causal;  // 0 none, 1 top_left, 2 bottom_right
+  double scale;
+  std::int64_t dtype;          // of the tensors: 0 float, 1 half, 2 bfloat16, 3 double
+  std::int64_t device;         // -1: the CPU, else a GPU's number
+  std::int64_t stage, kernel;  // as fa_torch_kernels() lists them
+  std::int64_t deterministic;  // the backward gives the same bits in every run, or refuses
+  // What walks take: keys [i + shift - left, i + shift + right] of row i (-1: no limit), where
+  // shift is 0 at the top left and Nk - Nq at the bottom right; and which weights are dropped.
+  std::int64_t window_left, window_right;
+  double dropout;
+  std::int64_t seed;
+  std::int64_t scratch_bytes;
+  fa_torch_strides Q, K, V, O, dO, dQ, dK, dV;
+  struct {
+    std::int64_t threads;                  // on the CPU; 0: all cores
+    void *stream, *scratch, *key_lengths;  // key_lengths: [B] of 64 bits, or null
+    void *LSE, *Q, *K, *V, *O, *dO, *dQ, *dK, *dV;
+  } at;
+};
+
+// Of fa_torch_call; who lays it out otherwise is of another version.
+std::int64_t fa_torch_call_bytes();
+// One line for each kernel: "forward 06.fa2 6 6 cuda half,bfloat16", which is way, name, stage,
+// kernel, where its tensors are, and their types.
+const char* fa_torch_kernels();
+// Where the course is that this was built from, and the stage that it was built for alone, or "".
+const char* fa_torch_source();
+const char* fa_torch_mine();
+
+// All of them return 0; or 1 for an argument that the kernel cannot take, 2 for what went wrong
+// while it ran: then fa_torch_error() says what, until this thread's next call.
+const char* fa_torch_error();
+int fa_torch_forward(const fa_torch_call* call);   // writes O and LSE
+int fa_torch_backward(const fa_torch_call* call);  // reads O, LSE, dO; writes dQ, dK, dV
+// Can it, and with how much scratch? `call` is complete but for the scratch.
+int fa_torch_forward_needs(const fa_torch_call* call, std::int64_t* bytes);
+int fa_torch_backward_needs(const fa_torch_call* call, std::int64_t* bytes);
+
+// A walk that is built in has functions of its own: fa_torch_window_forward, _backward,
+// _forward_needs, _backward_needs, and fa_torch_dropout_*. Who finds none says so.
+}

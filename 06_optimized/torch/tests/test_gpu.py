@@ -1,0 +1,168 @@
+"""What only a GPU shows: types by default, streams, graphs, the allocator, other devices, what a call costs the host.
+
+    python3 -m unittest discover -s 06_optimized/torch/tests     with the library of the checkout's build/
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+import unittest
+from typing import Any
+
+from reference import Case, tensors, torch
+
+from flash_from_scratch import attention
+from flash_from_scratch._library import library
+
+HALVES = (torch.float16, torch.bfloat16)
+MOST_MICROSECONDS = 15.0  # of the host, more than for scaled_dot_product_attention
+
+
+@unittest.skipUnless(torch.cuda.is_available(), "no GPU answers")
+@unittest.skipUnless(any(one.device == "cuda" for one in library().kernels), "this library was built without nvcc")
+class Gpu(Case):
+    def setUp(self) -> None:
+        torch._dynamo.reset()
+
+    def test_masks_types_and_layouts(self) -> None:
+        lengths = torch.tensor([50, 23], device="cuda")
+        for dtype in (torch.float32, *HALVES):
+            for causal in (False, "top_left", "bottom_right"):
+                for some in (None, lengths, lengths.int()):
+                    for layout in ("bhnd", "bnhd"):
+                        inputs = tensors(dtype=dtype, layout=layout, d=64, grad=True, device="cuda")
+                        self.agrees(attention, inputs, causal=causal, key_lengths=some, layout=layout)
+
+    def test_long(self) -> None:
+        for dtype in (torch.float32, *HALVES):
+            for d in (64, 128) if dtype == torch.float32 else (64, 128, 256):
+                inputs = tensors(B=1, Hq=2, Hkv=1, Nq=1000, Nk=1536, d=d, dtype=dtype, grad=True, device="cuda")
+                self.agrees(attention, inputs, causal="bottom_right")
+
+    def test_strides(self) -> None:
+        q, k, v = tensors(Hq=4, Hkv=4, Nq=21, Nk=21, d=64, layout="bnhd", dtype=torch.bfloat16, device="cuda")
+        packed = torch.stack([q, k, v], dim=2)
+        self.agrees(attention, [x.transpose(1, 2).requires_grad_() for x in packed.unbind(2)], causal=True)
+        inputs = tensors(d=64, dtype=torch.bfloat16, device="cuda")
+        self.agrees(attention, [x[:1].expand(2, -1, -1, -1) for x in inputs])
+        self.agrees(attention, [x[..., 3:50] for x in inputs])
+
+    def test_no_double(self) -> None:
+        inputs = tensors(dtype=torch.float64, device="cuda")
+        with self.assertRaisesRegex(ValueError, "no kernel takes double on a GPU; float16, bfloat16 and float32 run there"):
+            attention(*inputs)
+        with self.assertWarnsRegex(UserWarning, "double on a GPU"):
+            attention(*inputs, fallback=True)
+
+    def test_autocast(self) -> None:
+        inputs = tensors(grad=True, device="cuda")
+        with torch.autocast("cuda", dtype=torch.bfloat16):
+            out = attention(*inputs, causal=True)
+        self.assertEqual(out.dtype, torch.bfloat16)
+        out.sum().backward()
+        self.assertEqual(inputs[0].grad.dtype, torch.float32)
+
+    def test_deterministic_algorithms(self) -> None:
+        inputs = tensors(B=1, Hq=8, Hkv=8, Nq=2048, Nk=2048, d=128, dtype=torch.bfloat16, grad=True, device="cuda")
+        torch.use_deterministic_algorithms(True)
+        try:
+            runs = [torch.autograd.grad(attention(*inputs).sum(), inputs) for _ in range(3)]
+        finally:
+            torch.use_deterministic_algorithms(False)
+        for again in runs[1:]:
+            self.assertTrue(all(torch.equal(a, b) for a, b in zip(runs[0], again)))
+
+    def test_the_current_stream(self) -> None:
+        inputs = tensors(B=1, Nq=4096, Nk=4096, d=128, dtype=torch.bfloat16, device="cuda")
+        want = attention(*inputs)
+        torch.cuda.synchronize()
+        stream = torch.cuda.Stream()
+        with torch.cuda.stream(stream):
+            attention(*(x * 2 / 2 for x in inputs))  # what is loaded at its first use is there now
+            stream.synchronize()
+            torch.cuda._sleep(500_000_000)  # the result can only be right behind what comes before it on this stream
+            late = [x * 2 for x in inputs]
+            out = attention(*(x / 2 for x in late))
+            done = torch.cuda.Event()
+            done.record()
+        self.assertFalse(done.query(), "the call waited for the GPU")
+        stream.synchronize()
+        self.assertTrue(torch.equal(out, want))
+
+    @unittest.skipUnless(torch.cuda.device_count() > 1, "one GPU")
+    def test_another_device(self) -> None:
+        for dtype in (torch.float32, torch.bfloat16):
+            self.agrees(attention, tensors(d=64, dtype=dtype, grad=True, device="cuda:1"))
+            self.assertEqual(torch.cuda.current_device(), 0)
+
+    def test_graphs(self) -> None:
+        for dtype in (torch.float32, torch.bfloat16):
+            inputs = tensors(Nq=256, Nk=256, d=64, dtype=dtype, grad=True, device="cuda")
+            def step() -> Any:
+                out = attention(*inputs, causal=True)
+                return out, torch.autograd.grad(out.float().square().sum(), inputs)
+            side = torch.cuda.Stream()
+            side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(side):
+                for _ in range(3):
+                    step()
+            torch.cuda.current_stream().wait_stream(side)
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                out, gradients = step()
+            with torch.no_grad():
+                for x in inputs:
+                    x.copy_(torch.randn_like(x))
+            graph.replay()
+            want, expected = step()
+            self.close(out.detach(), want.detach())
+            for ours, theirs in zip(gradients, expected):
+                self.close(ours, theirs)
+
+    def test_compiled(self) -> None:
+        for mode in (None, "reduce-overhead"):
+            compiled = torch.compile(lambda q, k, v: attention(q * 2, k, v, causal=True) + 1, fullgraph=True, mode=mode)
+            inputs = tensors(Nq=128, Nk=128, d=64, dtype=torch.bfloat16, grad=True, device="cuda")
+            for _ in range(3):
+                got = torch.autograd.grad(compiled(*inputs).float().square().sum(), inputs)
+            want = torch.autograd.grad((attention(inputs[0] * 2, *inputs[1:], causal=True) + 1).float().square().sum(), inputs)
+            for ours, theirs in zip(got, want):
+                self.close(ours, theirs)
+
+    def test_memory_is_the_allocators_and_linear(self) -> None:
+        inputs = tensors(B=1, Hq=4, Hkv=4, Nq=16384, Nk=16384, d=64, dtype=torch.bfloat16, grad=True, device="cuda")
+        attention(*inputs, causal=True).sum().backward()
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        free = torch.cuda.mem_get_info()[0]
+        attention(*inputs, causal=True).sum().backward()
+        torch.cuda.synchronize()
+        peak = torch.cuda.max_memory_allocated() - before
+        self.assertLess(peak, 16 * inputs[0].numel() * 2, "more than a few tensors of the size of q")
+        self.assertLess(free - torch.cuda.mem_get_info()[0], 64 << 20, "memory that PyTorch knows nothing of")
+
+    def test_what_a_call_costs_the_host(self) -> None:
+        inputs = tensors(B=1, Hq=1, Hkv=1, Nq=64, Nk=64, d=64, dtype=torch.bfloat16, device="cuda")
+        sdpa = torch.nn.functional.scaled_dot_product_attention
+        def microseconds(call: Any) -> float:
+            samples = []
+            for _ in range(30):
+                torch.cuda.synchronize()
+                began = time.perf_counter()
+                for _ in range(100):
+                    call()
+                samples.append((time.perf_counter() - began) / 100 * 1e6)
+            torch.cuda.synchronize()
+            return statistics.median(samples)
+        with torch.no_grad():
+            for call in (lambda: attention(*inputs), lambda: sdpa(*inputs)):
+                call()
+            ours, theirs = microseconds(lambda: attention(*inputs)), microseconds(lambda: sdpa(*inputs))
+        print(f"a forward costs the host {ours:.1f} us, scaled_dot_product_attention {theirs:.1f} us")
+        self.assertLess(ours, theirs + MOST_MICROSECONDS)
+
+
+if __name__ == "__main__":
+    unittest.main()

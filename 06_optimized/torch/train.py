@@ -1,0 +1,323 @@
+#!/usr/bin/env python3
+"""./learn train: a small GPT learns to write like this course, one character at a time, with the attention that you name.
+
+The model is Transformer blocks in plain PyTorch; line by line it is what a large one is. Its attention is one call.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import os
+import re
+import signal
+import sys
+import textwrap
+import time
+from pathlib import Path
+from typing import Any, Callable, NoReturn
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+OUT = ROOT / "build" / "train"
+USAGE, MISSING = 2, 3
+SAVE_EVERY = 10.0  # seconds that a crash may cost
+
+try:
+    import torch
+    from torch import Tensor, nn
+    from torch.nn import functional
+except ImportError:
+    sys.exit("train: this Python has no PyTorch; ./learn torch brings it, FA_PYTHON names one that has it")
+
+
+def stop(code: int, why: str) -> NoReturn:
+    print(f"train: {why}", file=sys.stderr)
+    sys.exit(code)
+
+
+# ---- the text: this course ---------------------------------------------------------------------
+
+def text() -> str:
+    """What is running text on its pages: no marks, code, tables or headings."""
+    pages = sorted(ROOT.glob("0?_*/**/*.md")) + sorted(ROOT.glob("docs/*.md"))
+    pages = [page for page in pages if not {"mine", "hunt"} & set(page.parts)]
+    bare = (re.sub(r"<!--.*?-->|^```.*?^```$|^[|#<!].*?$", "", page.read_text(encoding="utf-8"), flags=re.S | re.M) for page in pages)
+    words = re.sub(r"!?\[([^]]*)\]\([^)]*\)|[*`]", r"\1", "\n".join(bare))  # of links what is read, and no stars
+    return re.sub(r"\n{2,}", "\n\n", words)
+
+
+class Characters:
+    """Tokens are characters: the most frequent ones, and one token for all others."""
+
+    def __init__(self, text: str, most: int = 96) -> None:
+        often = sorted(set(text), key=lambda c: (-text.count(c), c))[:most - 1]
+        self.all = ["\N{REPLACEMENT CHARACTER}", *sorted(often)]
+        self.number = {c: n for n, c in enumerate(self.all)}
+
+    def encode(self, text: str) -> Tensor:
+        return torch.tensor([self.number.get(c, 0) for c in text])
+
+    def decode(self, tokens: list[int]) -> str:
+        return "".join(self.all[n] for n in tokens)
+
+
+# ---- the model ---------------------------------------------------------------------------------
+
+class Block(nn.Module):
+    """x + attention(norm x), then x + MLP(norm x)."""
+
+    def __init__(self, width: int, heads: int, attend: Callable[[Tensor, Tensor, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.heads, self.attend = heads, attend
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.qkv, self.out = nn.Linear(width, 3 * width, bias=False), nn.Linear(width, width, bias=False)
+        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        B, N, width = x.shape
+        qkv = self.qkv(self.norm1(x)).view(B, N, 3, self.heads, width // self.heads)
+        q, k, v = (part.transpose(1, 2) for part in qkv.unbind(2))  # [B, H, N, d], views: nothing is copied
+        x = x + self.out(self.attend(q, k, v).transpose(1, 2).reshape(B, N, width))
+        return x + self.mlp(self.norm2(x))
+
+
+class Gpt(nn.Module):
+    def __init__(self, tokens: int, context: int, width: int, layers: int, heads: int, attend: Any) -> None:
+        super().__init__()
+        self.token, self.place = nn.Embedding(tokens, width), nn.Embedding(context, width)
+        self.blocks = nn.Sequential(*[Block(width, heads, attend) for _ in range(layers)])
+        self.norm = nn.LayerNorm(width)
+        self.head = nn.Linear(width, tokens, bias=False)
+        self.head.weight = self.token.weight
+        for part in self.modules():
+            if isinstance(part, (nn.Linear, nn.Embedding)):
+                nn.init.normal_(part.weight, std=0.02)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.token(tokens) + self.place.weight[:tokens.shape[1]]
+        return self.head(self.norm(self.blocks(x)))
+
+
+# ---- its attention, by name --------------------------------------------------------------------
+
+def attention_by_name(name: str, device: str) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+    if name == "sdpa":
+        return lambda q, k, v: functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+    if os.environ.get("FLASH_FROM_SCRATCH_INSTALLED"):  # not the one beside this file
+        sys.path[:] = [place for place in sys.path if Path(place or ".").resolve() != HERE]
+    try:
+        from flash_from_scratch import attention
+    except (ImportError, OSError) as error:
+        stop(MISSING, str(error))
+    stage = name[:2]
+    if name == "mine":
+        saved = [(file.stat().st_mtime, file.relative_to(ROOT).parts[0]) for file in ROOT.glob("0?_*/mine/**/*.c*")]
+        stage = max(saved)[1][:2] if saved else ""
+    if stage == "00":
+        def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            # 00 has no mask. So each row is a call of its own, with the keys that it may see.
+            rows = [attention(q[:, :, i:i + 1], k[:, :, :i + 1], v[:, :, :i + 1], kernel=name) for i in range(q.shape[2])]
+            return torch.cat(rows, dim=2)
+    elif stage == "06":
+        def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:  # tensor cores take 16 bits
+            q16, k16, v16 = (x.to(torch.bfloat16) for x in (q, k, v))
+            return attention(q16, k16, v16, causal=True, kernel=name).to(q.dtype)
+    else:
+        def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            return attention(q, k, v, causal=True, kernel=name)
+    try:  # what cannot work is said before anything begins
+        attend(*(torch.zeros(1, 1, 4, 32, device=device) for _ in range(3)))
+    except (ValueError, OSError, RuntimeError) as error:
+        stop(MISSING if isinstance(error, OSError) else USAGE, str(error).splitlines()[0])
+    return attend
+
+
+# ---- training ----------------------------------------------------------------------------------
+
+class Run:
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.o = options
+        torch.manual_seed(options.seed)
+        everything = text()
+        self.characters = Characters(everything)
+        tokens = self.characters.encode(everything).to(options.device)
+        self.seen, self.unseen = tokens[:-len(tokens) // 20], tokens[-len(tokens) // 20:]
+        attend = attention_by_name(options.attention, options.device)
+        self.model = Gpt(len(self.characters.all), options.context, options.width, options.layers, options.heads, attend)
+        self.model.to(options.device)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=options.rate, betas=(0.9, 0.95), weight_decay=0.1)
+        self.dice = torch.Generator().manual_seed(options.seed)  # which passages are read
+        self.step, self.seconds, self.losses = 0, 0.0, []  # (step, seconds, loss)
+        self.saved = time.monotonic()
+
+    def passages(self, tokens: Tensor, count: int) -> tuple[Tensor, Tensor]:
+        starts = torch.randint(len(tokens) - self.o.context - 1, (count,), generator=self.dice)
+        read = torch.stack([tokens[s:s + self.o.context + 1] for s in starts.tolist()])
+        return read[:, :-1], read[:, 1:]
+
+    def loss(self, tokens: Tensor, count: int) -> Tensor:
+        before, after = self.passages(tokens, count)
+        return functional.cross_entropy(self.model(before).flatten(0, 1).float(), after.flatten())
+
+    def rate(self) -> float:
+        """Up over 50 steps, then down along a cosine to a tenth."""
+        done = self.step / self.o.steps
+        return self.o.rate * min(1, (self.step + 1) / 50) * (0.55 + 0.45 * torch.cos(torch.tensor(done * 3.1416)).item())
+
+    def one_step(self) -> float:
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.rate()
+        loss = self.loss(self.seen, self.o.batch)
+        self.optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        self.optimizer.step()
+        self.step += 1
+        return loss.item()
+
+    def train(self) -> bool:
+        """True at the end; False if Ctrl-C came, after the step that was under way."""
+        stopped = []
+        signal.signal(signal.SIGINT, lambda *_: stopped.append(True))
+        began, told = time.monotonic() - self.seconds, 0.0
+        while self.step < self.o.steps and not stopped:
+            loss = self.one_step()
+            self.seconds = time.monotonic() - began
+            if self.step % 10 == 0 or self.step == self.o.steps:
+                self.losses.append((self.step, round(self.seconds, 2), round(loss, 4)))
+            if self.seconds - told > (0.2 if sys.stdout.isatty() else 10) or self.step == self.o.steps:
+                told = self.seconds
+                left = self.seconds / self.step * (self.o.steps - self.step)
+                print(f"step {self.step}/{self.o.steps}, loss {loss:.3f}, {left:.0f} s left  ",
+                      end="\r" if sys.stdout.isatty() else "\n", flush=True)
+            if time.monotonic() - self.saved > SAVE_EVERY:
+                self.save()
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        if sys.stdout.isatty():
+            print()
+        self.save()
+        return not stopped
+
+    @torch.no_grad()
+    def judged(self) -> float:
+        """The loss on text that it was not trained on."""
+        self.dice.manual_seed(0)
+        self.model.eval()
+        return sum(self.loss(self.unseen, self.o.batch).item() for _ in range(8)) / 8
+
+    @torch.no_grad()
+    def writes(self, lines: int = 3, longest: int = 100) -> str:
+        torch.manual_seed(self.o.seed)
+        tokens = self.characters.encode("\nThe ").tolist()
+        while len(tokens) < lines * longest:
+            recent = torch.tensor([tokens[-self.o.context:]], device=self.o.device)
+            chances = torch.softmax(self.model(recent)[0, -1].float() / 0.7, -1)
+            tokens.append(int(torch.multinomial(chances.cpu(), 1)))
+        return "\n".join(textwrap.wrap(self.characters.decode(tokens), longest)[:lines])
+
+    # The file is either the old one or the new one, whenever the machine stops.
+    def file(self, suffix: str) -> Path:
+        return OUT / f"{re.sub('[^a-z0-9_.]+', '_', self.o.attention)}{suffix}"
+
+    def save(self) -> None:
+        OUT.mkdir(parents=True, exist_ok=True)
+        new = self.file(".pt.part")
+        torch.save({"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict(), "dice": self.dice.get_state(),
+                    "step": self.step, "seconds": self.seconds, "losses": self.losses, "shape": shape_of(self.o)}, new)
+        os.replace(new, self.file(".pt"))
+        with open(self.file(".csv.part"), "w", newline="", encoding="utf-8") as out:
+            csv.writer(out).writerows([("step", "seconds", "loss"), *self.losses])
+        os.replace(self.file(".csv.part"), self.file(".csv"))
+        self.saved = time.monotonic()
+
+    def load(self) -> None:
+        if not self.file(".pt").is_file():
+            stop(USAGE, f"nothing to resume: {self.file('.pt').relative_to(ROOT)} is not there")
+        kept = torch.load(self.file(".pt"), map_location=self.o.device, weights_only=True)
+        if kept["shape"] != shape_of(self.o):
+            stop(USAGE, f"{self.file('.pt').relative_to(ROOT)} is of other options than these: {kept['shape']}")
+        self.model.load_state_dict(kept["model"])
+        self.optimizer.load_state_dict(kept["optimizer"])
+        self.dice.set_state(kept["dice"].cpu())
+        self.step, self.seconds, self.losses = kept["step"], kept["seconds"], [tuple(one) for one in kept["losses"]]
+
+
+def shape_of(options: argparse.Namespace) -> str:
+    return f"context {options.context}, width {options.width}, layers {options.layers}, heads {options.heads}, seed {options.seed}"
+
+
+def chart() -> str:
+    """The losses of all runs that are kept, in one picture."""
+    try:
+        import matplotlib
+        matplotlib.use("svg")
+        from matplotlib import pyplot
+    except ImportError:
+        return "no chart: this Python has no matplotlib"
+    figure, axes = pyplot.subplots(1, 2, figsize=(9, 3.5), sharey=True, layout="constrained")
+    for file in sorted(OUT.glob("*.csv")):
+        rows = [tuple(map(float, row)) for row in list(csv.reader(file.open(encoding="utf-8")))[1:]]
+        for panel, column in zip(axes, (0, 1)):
+            panel.plot([row[column] for row in rows], [row[2] for row in rows], label=file.stem, linewidth=1)
+    for panel, words in zip(axes, ("step", "seconds")):
+        panel.set_xlabel(words)
+        panel.grid(alpha=0.3)
+    axes[0].set_ylabel("loss of a batch")
+    axes[0].legend(frameon=False)
+    figure.savefig(OUT / "losses.svg", facecolor="white")
+    return f"{(OUT / 'losses.svg').relative_to(ROOT)} shows the losses of {', '.join(file.stem for file in sorted(OUT.glob('*.csv')))}"
+
+
+class Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        stop(USAGE, message)
+
+
+def arguments() -> argparse.Namespace:
+    def positive(words: str) -> int:
+        if not words.isdigit() or int(words) == 0:
+            raise argparse.ArgumentTypeError(f"a number from 1 on, got '{words}'")
+        return int(words)
+
+    parser = Parser(prog="./learn train", description="A small GPT on the text of this course, with the attention that you name.")
+    parser.add_argument("--attention", default="best", metavar="NAME",
+                        help="best, sdpa (PyTorch's), a stage or a rung like 00, 03, 06.pingpong, or mine")
+    parser.add_argument("--steps", type=positive, default=1000)
+    parser.add_argument("--resume", action="store_true", help="go on where it was stopped")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--device", default="", metavar="cpu|cuda", help="default: a GPU if one answers and the kernel runs there")
+    for name, value in (("context", 64), ("width", 96), ("layers", 3), ("heads", 3), ("batch", 16)):
+        parser.add_argument(f"--{name}", type=positive, default=value)
+    parser.add_argument("--rate", type=float, default=5e-3, help="learning rate")
+    options = parser.parse_args()
+    if options.width % options.heads:
+        parser.error(f"--width must be a multiple of --heads, got {options.width} and {options.heads}")
+    if options.device not in ("", "cpu", "cuda"):
+        parser.error(f"--device is cpu or cuda, got '{options.device}'")
+    if options.device == "cuda" and not torch.cuda.is_available():
+        stop(MISSING, "no GPU answers; --device cpu trains without one")
+    on_cpu = options.attention[:2] in ("00", "01", "02", "03") or not torch.cuda.is_available()
+    options.device = options.device or ("cpu" if on_cpu else "cuda")
+    return options
+
+
+def main() -> int:
+    options = arguments()
+    run = Run(options)
+    if options.resume:
+        run.load()
+    parameters = sum(one.numel() for one in run.model.parameters())
+    print(f"{len(run.seen) + len(run.unseen)} characters, {parameters} parameters, attention {options.attention} on "
+          f"{torch.cuda.get_device_name() if options.device == 'cuda' else 'the CPU'}", flush=True)
+    if not run.train():
+        print(f"stopped after step {run.step}; go on with: ./learn train --attention '{options.attention}' --resume")
+        return 130
+    print(f"loss {run.judged():.3f} on text that it has not seen, after {run.seconds:.0f} s of training; three lines of its own:")
+    print(run.writes())
+    print(chart())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
