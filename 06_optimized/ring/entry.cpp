@@ -30,34 +30,6 @@ std::size_t Engine<T>::held() const {
   return bytes;
 }
 
-template <class T>
-PartOfBackward<T>::PartOfBackward(const Rank<T>& at, Int most_rows, Int most_keys)
-    : at_(at),
-      dQ_(at.template take<T>(at.p.B * at.p.Hq * most_rows * at.p.d)),
-      dK_(at.template take<T>(at.p.B * at.p.Hkv * most_keys * at.p.d)),
-      dV_(at.template take<T>(at.p.B * at.p.Hkv * most_keys * at.p.d)),
-      L_(at.template take<Sum>(at.p.B * at.p.Hq * most_rows)) {}
-
-template <class T>
-void PartOfBackward<T>::add(const Problem& pair, const Backward<T>& t, const View<T>& K,
-                            const View<T>& V, Int row, Int key, const View<Sum>& dQ,
-                            const View<Sum>& dK, const View<Sum>& dV) const {
-  const Problem& p = at_.p;
-  const Int rows = at_.queries(at_.comm.rank());
-  const Size queries{p.B, p.Hq, pair.Nq, p.d}, keys{p.B, p.Hkv, pair.Nk, p.d};
-  // A kernel wants the L of its rows without gaps.
-  at_.engine.copy_sums({p.B, p.Hq, pair.Nq, 1}, from(contiguous(t.LSE, p.Hq, rows, 1), row),
-                       contiguous(L_, p.Hq, pair.Nq, 1));
-  const View<T> part_dQ = contiguous(dQ_, p.Hq, pair.Nq, p.d);
-  const View<T> part_dK = contiguous(dK_, p.Hkv, pair.Nk, p.d);
-  const View<T> part_dV = contiguous(dV_, p.Hkv, pair.Nk, p.d);
-  at_.engine.backward(pair, {from(t.Q, row), from<const T>(K, key), from<const T>(V, key),
-                             from(t.O, row), from(t.dO, row), L_, part_dQ, part_dK, part_dV});
-  at_.engine.add(queries, part_dQ, from(dQ, row));
-  at_.engine.add(keys, part_dK, from(dK, key));
-  at_.engine.add(keys, part_dV, from(dV, key));
-}
-
 namespace {
 
 // What a rank tells the others: what it was called with, and what is wrong with that.
@@ -183,7 +155,6 @@ void backward(Communicator& comm, Engine<T>& engine, const Problem& p, const Bac
 
 #define FA_INSTANTIATE(T)                                                               \
   template class Engine<T>;                                                             \
-  template class PartOfBackward<T>;                                                     \
   template void forward(Communicator&, Engine<T>&, const Problem&, const Forward<T>&,   \
                         const Options&);                                                \
   template void backward(Communicator&, Engine<T>&, const Problem&, const Backward<T>&, \

@@ -7,6 +7,7 @@
 #include <limits>
 #include <utility>
 
+#include "06_optimized/ring/travel.hpp"
 #include "06_optimized/ring/types.hpp"
 
 namespace fa::ring {
@@ -40,20 +41,9 @@ void merge(const T* part_O, Sum part_L, Int d, Sum* O, Sum& L) {
 
 namespace {
 
-// K and V of one rank, [B, Hkv, rows, d] each, one behind the other so that one message takes both.
-template <class X>
-struct Pair {
-  X* data;
-  Int room, heads, rows, d;  // room: numbers of each
-
-  View<X> K() const { return contiguous(data, heads, rows, d); }
-  View<X> V() const { return contiguous(data + room, heads, rows, d); }
-};
-
 template <class T>
-struct Travel {
-  const Rank<T>& at;
-  const int P = at.comm.size(), me = at.comm.rank();
+struct Travel : Cargo<T> {
+  const int P = this->at.comm.size(), me = this->at.comm.rank();
   const int next = (me + 1) % P, last = (me + P - 1) % P;
 
   // Whose keys are here in step s. In step 0 everybody has their own; then all move on by one.
@@ -67,31 +57,6 @@ struct Travel {
     return owner;
   }
 
-  Int numbers(int owner) const { return at.p.B * at.p.Hkv * at.keys(owner) * at.p.d; }
-  template <class X>
-  Message message(int peer, X* data, int owner) const {
-    return {peer, data, std::size_t(2 * numbers(owner)) * sizeof(X)};
-  }
-  template <class X>
-  Pair<X> pair(X* data, int owner) const {
-    return {data, numbers(owner), at.p.Hkv, at.keys(owner), at.p.d};
-  }
-  Int most_keys() const {
-    Int most = 0;
-    for (int r = 0; r < P; ++r) most = std::max(most, at.keys(r));
-    return most;
-  }
-  // Room for the keys and values of any rank.
-  template <class X>
-  X* room() const {
-    return at.template take<X>(2 * at.p.B * at.p.Hkv * most_keys() * at.p.d);
-  }
-  void pack(const View<const T>& K, const View<const T>& V, T* to) const {
-    const Pair<T> own = pair(to, me);
-    const Size size{at.p.B, at.p.Hkv, own.rows, at.p.d};
-    at.engine.copy(size, K, own.K());
-    at.engine.copy(size, V, own.V());
-  }
   std::string step(const char* what, int s) const {
     return std::string(what) + ", step " + std::to_string(s + 1) + " of " + std::to_string(P);
   }
@@ -101,17 +66,8 @@ struct Travel {
 
 template <class T>
 void ring_forward(const Rank<T>& at, const Forward<T>& t) {
-  using Sum = Stat<T>;
-  const Problem& p = at.p;
-  const Travel<T> ring{at};
-  const Int rows = at.queries(ring.me), numbers = p.B * p.Hq * rows;
-  // What is merged so far, and what the current piece gives.
-  Sum* const O = at.template take<Sum>(numbers * p.d);
-  Sum* const L = at.template take<Sum>(numbers);
-  T* const part_O = at.template take<T>(numbers * p.d);
-  Sum* const part_L = at.template take<Sum>(numbers);
-  at.engine.fill(O, std::size_t(numbers * p.d), 0);
-  at.engine.fill(L, std::size_t(numbers), -std::numeric_limits<Sum>::infinity());
+  const Travel<T> ring{{at}};
+  const MergedForward<T> merged(at);  // of the keys that have been here
   T* here = ring.template room<T>();
   T* coming = ring.template room<T>();
   ring.pack(t.K, t.V, here);
@@ -123,29 +79,21 @@ void ring_forward(const Rank<T>& at, const Forward<T>& t) {
       at.comm.begin(ring.step("forward", s), {ring.message(ring.next, here, owner)},
                     {ring.message(ring.last, coming, ring.owner_of(s + 1))});
     const Pair<T> keys = ring.pair(here, owner);
-    each_piece(p, at.query_blocks(ring.me), at.key_blocks(owner),
-               [&](const Problem& pair, Int row, Int key) {
-                 const View<T> part = contiguous(part_O, p.Hq, pair.Nq, p.d);
-                 at.engine.forward(pair, {from(t.Q, row), from<const T>(keys.K(), key),
-                                          from<const T>(keys.V(), key), part, part_L});
-                 at.engine.merge({p.B, p.Hq, pair.Nq, p.d}, part, part_L,
-                                 from(contiguous(O, p.Hq, rows, p.d), row),
-                                 from(contiguous(L, p.Hq, rows, 1), row));
+    each_piece(at.p, at.query_blocks(ring.me), at.key_blocks(owner),
+               [&](const Problem& piece, Int row, Int key) {
+                 merged.add(piece, t, keys.K(), keys.V(), row, key);
                });
     if (s + 1 < ring.P) at.comm.wait();
     std::swap(here, coming);
   }
-  at.engine.round({p.B, p.Hq, rows, p.d}, contiguous(O, p.Hq, rows, p.d), t.O);
-  if (t.LSE)
-    at.engine.copy_sums({p.B, p.Hq, rows, 1}, contiguous(L, p.Hq, rows, 1),
-                        contiguous(t.LSE, p.Hq, rows, 1));
+  merged.give(t);
 }
 
 template <class T>
 void ring_backward(const Rank<T>& at, const Backward<T>& t) {
   using Sum = Stat<T>;
   const Problem& p = at.p;
-  const Travel<T> ring{at};
+  const Travel<T> ring{{at}};
   const Int rows = at.queries(ring.me), numbers = p.B * p.Hq * rows * p.d;
   Sum* const dQ = at.template take<Sum>(numbers);
   at.engine.fill(dQ, std::size_t(numbers), 0);

@@ -45,8 +45,7 @@ struct Piece {
 // None if no query of q sees a key of k; at most two. Key lengths are not looked at.
 std::vector<Piece> pieces_of(const Problem& p, const Block& q, const Block& k);
 
-// ---- what carries bytes
-// --------------------------------------------------------------------------
+// ---- what carries bytes ------------------------------------------------------------------------
 
 struct Message {
   int peer;  // to whom, or from whom
@@ -192,8 +191,8 @@ struct Rank {
   }
 };
 
-// f(the piece's Problem, first query, first key) for all pieces of these blocks in which a key is seen.
-// Rows are counted as blocks lie in memory, one after the other.
+// f(the piece's Problem, first query, first key) for all pieces of these blocks in which a key is
+// seen. Rows are counted as blocks lie in memory, one after the other.
 void each_piece(const Problem& p, const std::vector<Block>& queries, const std::vector<Block>& keys,
                 const std::function<void(const Problem&, std::int64_t row, std::int64_t key)>& f);
 
@@ -202,6 +201,24 @@ template <class X>
 View<X> from(const View<X>& v, std::int64_t row) {
   return {v.at(0, 0, row), v.batch, v.head, v.row};
 }
+
+// O and L of this rank's queries and of all keys that were added.
+template <class T>
+class MergedForward {
+ public:
+  using Sum = Stat<T>;
+  explicit MergedForward(const Rank<T>& at);
+  // The piece's own O and L, of keys from `key` on, merged into those of its queries.
+  void add(const Problem& piece, const Forward<T>& t, const View<T>& K, const View<T>& V,
+           std::int64_t row, std::int64_t key) const;
+  void give(const Forward<T>& t) const;
+
+ private:
+  const Rank<T>& at_;
+  const std::int64_t rows_;
+  Sum *O_, *L_, *part_L_;
+  T* part_O_;
+};
 
 // What one piece gives to the gradients of its rows, and where that is before it is added.
 template <class T>

@@ -1,7 +1,6 @@
 // Two other ways to the same result. `gather`: all keys come to every rank, then nothing moves any
 // more. `heads`: heads do not look at each other, so a rank takes all rows of some heads, computes
 // them alone, and gives the rows back.
-#include <limits>
 #include <type_traits>
 #include <utility>
 
@@ -78,31 +77,16 @@ struct AllKeys {
 
 template <class T>
 void gather_forward(const Rank<T>& at, const Forward<T>& t) {
-  using Sum = Stat<T>;
   const Problem& p = at.p;
   const AllKeys<T> keys{at};
   const auto [K, V] = keys.gather("forward, all keys", t.K, t.V);
-  const Int rows = at.queries(keys.me), numbers = p.B * p.Hq * rows;
-  Sum* const O = at.template take<Sum>(numbers * p.d);
-  Sum* const L = at.template take<Sum>(numbers);
-  T* const part_O = at.template take<T>(numbers * p.d);
-  Sum* const part_L = at.template take<Sum>(numbers);
-  at.engine.fill(O, std::size_t(numbers * p.d), 0);
-  at.engine.fill(L, std::size_t(numbers), -std::numeric_limits<Sum>::infinity());
+  const MergedForward<T> merged(at);
   // All keys are one block, so no row has more than one piece: the merge only puts it in its place.
   each_piece(p, at.query_blocks(keys.me), {{0, p.Nk}},
-             [&, K = K, V = V](const Problem& pair, Int row, Int key) {
-               const View<T> part = contiguous(part_O, p.Hq, pair.Nq, p.d);
-               at.engine.forward(pair, {from(t.Q, row), from<const T>(K, key),
-                                        from<const T>(V, key), part, part_L});
-               at.engine.merge({p.B, p.Hq, pair.Nq, p.d}, part, part_L,
-                               from(contiguous(O, p.Hq, rows, p.d), row),
-                               from(contiguous(L, p.Hq, rows, 1), row));
+             [&, K = K, V = V](const Problem& piece, Int row, Int key) {
+               merged.add(piece, t, K, V, row, key);
              });
-  at.engine.round({p.B, p.Hq, rows, p.d}, contiguous(O, p.Hq, rows, p.d), t.O);
-  if (t.LSE)
-    at.engine.copy_sums({p.B, p.Hq, rows, 1}, contiguous(L, p.Hq, rows, 1),
-                        contiguous(t.LSE, p.Hq, rows, 1));
+  merged.give(t);
 }
 
 template <class T>

@@ -151,8 +151,7 @@ class Thread : public Communicator {
 }  // namespace
 
 std::vector<std::string> on_threads(int ranks, std::chrono::milliseconds patience,
-                                    const std::function<void(Communicator&)>& f,
-                                    const Copy& copy) {
+                                    const std::function<void(Communicator&)>& f, const Copy& copy) {
   Meeting meeting(ranks, patience);
   std::vector<std::string> ends(static_cast<std::size_t>(ranks));
   std::vector<std::thread> threads;
