@@ -32,7 +32,7 @@ using std::chrono::milliseconds;
 
 constexpr milliseconds patience(20000);
 
-// ---- a case, run by ranks ------------------------------------------------------------------------
+// ---- a case, run by ranks -----------------------------------------------------------------------
 
 struct Ran {
   std::vector<std::string> ends;
