@@ -155,6 +155,7 @@ std::vector<std::string> on_threads(int ranks, std::chrono::milliseconds patienc
   Meeting meeting(ranks, patience);
   std::vector<std::string> ends(static_cast<std::size_t>(ranks));
   std::vector<std::thread> threads;
+  threads.reserve(ends.size());
   for (int rank = 0; rank < ranks; ++rank)
     threads.emplace_back([&, rank] {
       Thread comm(meeting, rank, copy);

@@ -72,7 +72,7 @@ def chapters(root: Path) -> list[Path]:
         after = 0 if name == "README.md" and not folders else 2 if "backward" in folders else 1 if folders else 3
         if "on_cpu" in folders:
             after = 3  # tells of what the rungs have introduced
-        if "beyond" in folders:
+        if {"beyond", "ring"} & set(folders):
             after = 4  # after both ladders
         if "warmup" in folders:
             after = -1

@@ -48,9 +48,9 @@ def long_lines() -> list[str]:
 
 
 def stale_pictures() -> list[str]:
-    """A picture of docs/, 05, a warm-up, a ladder or fast/ that is not what the program beside it draws."""
+    """A picture of docs/, 05, a warm-up, a ladder, fast/ or ring/ that is not what the program beside it draws."""
     stale = []
-    places = ("docs", "05_*", "0?_*/warmup", "0?_*/ladder", "0?_*/fast")
+    places = ("docs", "05_*", "0?_*/warmup", "0?_*/ladder", "0?_*/fast", "0?_*/ring")
     for program in sorted(program for place in places for program in ROOT.glob(f"{place}/pictures/*.py")):
         spec = importlib.util.spec_from_file_location(program.stem, program)
         assert spec and spec.loader
@@ -93,6 +93,7 @@ def main() -> int:
                 problems.append(check.stderr.strip())
         rungs = [(page, 500) for page in sorted((stage / "ladder").glob("*.md"))]
         rungs += [(page, 900) for page in sorted(stage.glob("beyond/*/README.md"))]
+        rungs += [(page, 1500) for page in sorted(stage.glob("ring/README.md"))]
         long = [(stage / "README.md", 3000), (stage / "ptx" / "on_cpu" / "README.md", 3000)]
         for page, limit in (*long, (stage / "warmup" / "README.md", 2000), *rungs):
             count = words(page.read_text(encoding="utf-8")) if page.is_file() else 0

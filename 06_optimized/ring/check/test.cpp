@@ -51,6 +51,7 @@ Ran run_forward(ForwardCase<T>& c, int ranks, const Options& options,
   const Problem p = c.call().p;
   Ran ran{{}, std::vector<Int>(std::size_t(ranks)), std::vector<std::size_t>(std::size_t(ranks))};
   std::vector<ForwardParts<T>> parts;
+  parts.reserve(std::size_t(ranks));
   for (int r = 0; r < ranks; ++r) {
     parts.emplace_back(p, ranks, r, options.order);
   }
