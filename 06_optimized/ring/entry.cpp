@@ -43,6 +43,7 @@ void set(char* to, std::size_t room, const std::string& text) {
 
 std::string called_with(const Problem& p, const char* pass, const Options& options, Int width) {
   std::ostringstream text;
+  text.precision(17);  // scales that differ in their last bit differ
   text << name(options.method) << ' ' << pass << ' '
        << (options.order == Order::zigzag ? "zigzag" : "contiguous") << " B" << p.B << " Hq" << p.Hq
        << " Hkv" << p.Hkv << " Nq" << p.Nq << " Nk" << p.Nk << " d" << p.d << " causal"

@@ -243,8 +243,10 @@ void heads_forward(const Rank<T>& at, const Forward<T>& t) {
       own, {contiguous<const T>(Q, own.Hq, p.Nq, p.d), contiguous<const T>(K, own.Hkv, p.Nk, p.d),
             contiguous<const T>(V, own.Hkv, p.Nk, p.d), contiguous(O, own.Hq, p.Nq, p.d), L});
   heads.to_rows(O, p.Hq, p.Nq, p.d, t.O, copy);
-  if (t.LSE)
-    heads.to_rows(L, p.Hq, p.Nq, 1, contiguous(t.LSE, p.Hq, at.queries(heads.me), 1), copy_sums);
+  // Also who wants no LSE takes part: the others cannot know.
+  const Int rows = at.queries(heads.me);
+  Sum* const own_L = t.LSE ? t.LSE : at.template take<Sum>(p.B * p.Hq * rows);
+  heads.to_rows(L, p.Hq, p.Nq, 1, contiguous(own_L, p.Hq, rows, 1), copy_sums);
   heads.go("forward, heads for rows");
 }
 

@@ -482,6 +482,27 @@ TEST(Rivals, GatherBackward) {
 }
 TEST(Rivals, HeadsForward) { all_right<float>(specs(), {1, 2, 3}, Method::heads, forward_of); }
 TEST(Rivals, HeadsBackward) { all_right<float>(specs(), {1, 2, 3}, Method::heads, backward_of); }
+// A rank may do without LSE, whatever the others want: they still expect its messages.
+TEST(Rivals, ARankWithoutLSE) {
+  for (const Method method : {Method::ring, Method::gather, Method::heads}) {
+    ForwardCase<float> c(sized(1, 2, 2, 21, 21, 4, Causal::top_left), true);
+    const Problem p = c.call().p;
+    const auto ends = on_threads(2, milliseconds(2000), [&](Communicator& comm) {
+      ForwardParts<float> parts(p, 2, comm.rank(), Order::zigzag);
+      parts.Q.take(c.Q), parts.K.take(c.K), parts.V.take(c.V);
+      Forward<float> t = parts.tensors();
+      if (comm.rank() == 1) t.LSE = nullptr;
+      ring::forward(comm, *cpu_engine<float>(), p, t, {method});
+      parts.O.give(c.O);
+    });
+    for (const std::string& end : ends) EXPECT_EQ(end, "") << name(method);
+    ForwardCase<float> whole(sized(1, 2, 2, 21, 21, 4, Causal::top_left), true);
+    whole_forward(whole);
+    c.O.for_each([&](Int b, Int h, Int i, Int x) {
+      EXPECT_NEAR(c.O.at(b, h, i, x), whole.O.at(b, h, i, x), 1e-5) << name(method);
+    });
+  }
+}
 TEST(Rivals, HeadsAreStage03ForAnyNumberOfRanks) {
   for (const int P : {2, 3}) {
     const Spec spec = sized(2, 6, 3, 45, 61, 8, Causal::bottom_right);
