@@ -19,6 +19,11 @@ ROOT = Path(__file__).resolve().parents[2]
 USAGE = "usage: ./learn ring --gpus N [--cpu] [options of the program; --help lists them]"
 
 
+VALUED = {"--length", "--heads", "--key-heads", "--head-dim", "--type", "--masks", "--kind", "--rounds", "--seconds",
+          "--json", "--timeline", "--timeout"}
+FLAGS = {"--causal", "--contiguous", "--backward", "--check", "--no-whole"}
+
+
 def free_port() -> int:
     with socket.socket() as door:
         door.bind(("127.0.0.1", 0))
@@ -169,6 +174,7 @@ def main() -> None:
     parser.add_argument("--cpu", action="store_true")
     parser.add_argument("--build", type=Path)
     parser.add_argument("--help", action="store_true")
+    parser.add_argument("--only-look", action="store_true")  # at the words, before anything is built
     asked, options = parser.parse_known_args()
     if asked.gpus is not None and not 1 <= asked.gpus <= 64:
         parser.error(f"--gpus must be a number from 1 to 64, got {asked.gpus}")
@@ -181,6 +187,14 @@ def main() -> None:
                     "--cpu runs the ranks on the CPU")
         asked.gpus = asked.gpus or here
     ranks = asked.gpus or 2
+    words = iter(options)
+    for word in words:
+        if word not in VALUED | FLAGS:
+            parser.error(f"no option '{word}'; --help lists all")
+        if word in VALUED and next(words, None) is None:
+            parser.error(f"{word} needs a value")
+    if asked.only_look:
+        return
     if asked.help:
         print(USAGE + "\n")
     build = asked.build or ROOT / "build"
