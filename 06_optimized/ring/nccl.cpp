@@ -261,6 +261,7 @@ class OverNccl : public NcclCommunicator {
         check(nccl_.CommGetAsyncError(comm_, &state), "ncclCommGetAsyncError");
         if (state != in_progress) check(state, "NCCL, while messages travelled");
       }
+      if (Clock::now() - begun > assembly_.patience() / 4) assembly_.waits();
       // Nobody has moved: one of the ranks does not come. Rank 0 has seen all and says which.
       const milliseconds grace(rank() ? assembly_.patience() / 4 : milliseconds(0));
       if (Clock::now() - std::max(begun, assembly_.last_move()) > assembly_.patience() + grace)

@@ -175,7 +175,10 @@ Assembly::Assembly(const Place& place, Duration patience)
 }
 
 void Assembly::end() noexcept {
-  say_goodbye();
+  {
+    const std::lock_guard lock(losing_);
+    say_goodbye();
+  }
   {
     const std::lock_guard lock(mutex_);
     done_ = true;
@@ -298,6 +301,7 @@ void Assembly::listen() {
       }
     }
     if (!gone.empty()) lose(gone);
+    judge();
     beat();
     // A short wait: nobody wakes this thread when it is over.
     if (::poll(sockets.data(), nfds_t(sockets.size()), 20) > 0)
@@ -305,6 +309,20 @@ void Assembly::listen() {
         if (sockets[k].revents) read(whose[k]);
     act_once();
   }
+}
+
+// Rank 0 hears from all, so that its thread says who is late, wherever rank 0 itself is.
+void Assembly::judge() {
+  if (rank() > 0) return;
+  std::string late;
+  {
+    const std::lock_guard lock(mutex_);
+    const bool waited_for = std::any_of(lines_.begin(), lines_.end(),
+                                        [](const Line& line) { return line.waits && !line.ended; });
+    if (!waited_for || Clock::now() - moved_ <= patience_) return;
+    late = slowest(0);
+  }
+  lose(late);
 }
 
 // Says that this process lives; rank 0 says too how often any rank has moved.
@@ -340,6 +358,7 @@ void Assembly::read(int from) {
     line.heard = Clock::now();
     const auto moves = [&] {
       line.moved = moved_ = line.heard;
+      line.waits = false;
       ++moves_;
     };
     if (!came) {
@@ -348,6 +367,8 @@ void Assembly::read(int from) {
     } else if (head.kind == unsigned(Kind::at)) {
       line.where.assign(data.begin(), data.end());
       moves();
+    } else if (head.kind == unsigned(Kind::waits)) {
+      line.waits = true;
     } else if (head.kind == unsigned(Kind::told) || head.kind == unsigned(Kind::all)) {
       line.told.push_back(std::move(data));
       moves();
@@ -371,10 +392,19 @@ void Assembly::at(const std::string& where) {
     const std::lock_guard lock(mutex_);
     Line& own = lines_[std::size_t(rank())];
     own.where = where;
+    own.waits = false;
     own.moved = moved_ = Clock::now();
     if (rank() == 0) ++moves_;
   }
   if (rank() > 0) send(0, Kind::at, where.data(), where.size());
+}
+
+void Assembly::waits() {
+  {
+    const std::lock_guard lock(mutex_);
+    if (std::exchange(lines_[std::size_t(rank())].waits, true)) return;
+  }
+  if (rank() > 0) send(0, Kind::waits, nullptr, 0);
 }
 
 std::chrono::steady_clock::time_point Assembly::last_move() const {
@@ -385,9 +415,15 @@ std::chrono::steady_clock::time_point Assembly::last_move() const {
 // As long as somebody moves, nobody is given up.
 bool Assembly::wait_for(std::unique_lock<std::mutex>& lock, Duration patience,
                         const std::function<bool()>& condition) {
+  const auto begun = Clock::now();
   while (!condition() && !is_lost_) {
     if (Clock::now() - moved_ > patience) return false;
     changed_.wait_for(lock, milliseconds(20));
+    if (Clock::now() - begun > patience_ / 4) {
+      lock.unlock();
+      waits();
+      lock.lock();
+    }
   }
   return condition();
 }
@@ -464,17 +500,23 @@ std::vector<std::string> Assembly::tell_texts(const std::string& where, const st
   return texts;
 }
 
-// Who has not moved for the longest time keeps the others waiting. Rank 0 alone has seen all.
+// Of those that wait for nobody, who has not moved for the longest time keeps the others waiting.
+// Rank 0 alone has seen all.
 std::string Assembly::slowest(int of) const {
   int late = of;
+  const auto order = [&](int r) {
+    const Line& line = lines_[std::size_t(r)];
+    return std::pair(line.waits, line.moved);
+  };
   for (int r = 0; r < size() && rank() == 0; ++r)
-    if (lines_[std::size_t(r)].moved < lines_[std::size_t(late)].moved) late = r;
+    if (order(r) < order(late)) late = r;
   const std::string text = number(late) + " did not come within " + text_of(patience_);
   return rank() > 0 ? text
                     : text + "; it was last seen at '" + lines_[std::size_t(late)].where + "'";
 }
 
 void Assembly::lose(const std::string& why) noexcept {
+  const std::lock_guard first(losing_);
   {
     const std::lock_guard lock(mutex_);
     if (is_lost_) return;
@@ -597,6 +639,7 @@ class Sockets : public Communicator {
         if (Message* message = next(received_, r)) moved |= receive_some(r, *message);
       }
       if (moved) last_ = Clock::now();
+      if (Clock::now() - last_ > assembly_.patience() / 4) assembly_.waits();
       const auto still = Clock::now() - std::max(last_, assembly_.last_move());
       // Rank 0 has seen all others and says who is late; the others leave it the time to do so.
       if (still > assembly_.patience() + (rank() ? assembly_.patience() / 4 : milliseconds(0)))

@@ -34,7 +34,8 @@ Place place_of_this_process();
 // which not even a heartbeat has come for as long as `patience`, is a rank that is lost. Then all
 // get to know, and whatever they do next with the assembly throws RankLost.
 //
-// A rank that lives but does not come is waited for until nobody has moved for that long.
+// A rank that lives but does not come is waited for until nobody has moved for that long. So
+// `patience` must be longer than the longest step.
 class Assembly {
  public:
   using Duration = std::chrono::milliseconds;
@@ -68,8 +69,9 @@ class Assembly {
   // Throws. If others may know more, they have a moment to say so first.
   [[noreturn]] void give_up(const std::string& why) { give_up(why, rank() > 0); }
   [[noreturn]] void give_up(const std::string& why, bool others_may_know);
-  // Who keeps the others waiting, as far as this rank knows: rank 0 has seen all, the others say
-  // what they wait for.
+  // This rank has waited for another for a while, so that it is not the one who keeps all waiting.
+  void waits();
+  // Who does, as far as this rank knows: rank 0 has seen all, the others say what they wait for.
   std::string late(int waited_for) const;
 
   // Called once when it is over, by the thread that listens. No call is under way any more when
@@ -81,11 +83,11 @@ class Assembly {
   std::string address() const;
 
  private:
-  enum class Kind : std::uint32_t { hello, at, told, all, beat, lost, bye };
+  enum class Kind : std::uint32_t { hello, at, waits, told, all, beat, lost, bye };
   using Clock = std::chrono::steady_clock;
   struct Line {  // rank 0 has one to each other rank, the others have one to rank 0
     int socket = -1;
-    bool ended = false;
+    bool ended = false, waits = false;
     std::string where = "its start";
     Clock::time_point heard = Clock::now(), moved = Clock::now();
     std::deque<std::vector<char>> told;  // and not read yet
@@ -100,6 +102,7 @@ class Assembly {
   void close_all() noexcept;
   void say_goodbye() noexcept;
   void act_once();
+  void judge();
   std::string slowest(int of) const;  // under the lock
   bool wait_for(std::unique_lock<std::mutex>& lock, Duration patience,
                 const std::function<bool()>& condition);
@@ -109,6 +112,7 @@ class Assembly {
   mutable std::mutex mutex_;
   std::condition_variable changed_;
   std::mutex writing_;  // one frame at a time
+  std::mutex losing_;   // what is lost is told before goodbye is said
   std::vector<Line> lines_;
   std::uint64_t moves_ = 0;  // of all ranks, as counted by rank 0
   Clock::time_point moved_ = Clock::now(), beaten_ = Clock::now();
