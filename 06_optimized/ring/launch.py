@@ -142,8 +142,12 @@ class Ranks:
 def run(command: list, ranks: int, patience: float = 30, output=None, limit: "float | None" = None) -> tuple:
     """Exit code, and the sentence of the first rank that failed."""
     started = Ranks(command, ranks, output)
-    code = started.wait(patience, limit)
-    return code, started.sentence() if started.ends else ""
+    try:
+        code = started.wait(patience, limit)
+        return code, started.sentence() if started.ends else ""
+    finally:
+        for file in started.errors:
+            file.close()
 
 
 def program(build: Path, cpu: bool) -> Path:
