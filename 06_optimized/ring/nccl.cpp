@@ -152,33 +152,12 @@ class OverNccl : public NcclCommunicator {
  public:
   OverNccl(Assembly& assembly, cudaStream_t engine)
       : assembly_(assembly), engine_(engine), ready_(false), came_(false), end_(false) {
-    // What is known to fail on this rank is told before anybody waits for it in NCCL.
-    std::string wrong;
-    UniqueId id{};
     try {
-      nccl_ = load();
-      if (rank() == 0) check(nccl_.GetUniqueId(&id), "ncclGetUniqueId");
+      start();
     } catch (const std::exception& error) {
-      wrong = error.what();
+      assembly_.leave(error.what());  // or the others would wait in NCCL, which knows nothing of it
+      throw;
     }
-    const std::vector<std::string> wrongs = assembly_.tell_texts("NCCL's library", wrong);
-    for (std::size_t r = 0; r < wrongs.size(); ++r)
-      if (!wrongs[r].empty())
-        throw std::runtime_error("rank " + std::to_string(r) + ": " + wrongs[r]);
-    std::vector<UniqueId> ids(std::size_t(size()), UniqueId{});
-    assembly_.tell_all("NCCL's address", &id, ids.data(), sizeof id);
-
-    // The copies' few blocks go before the thousands of blocks of a kernel that fills the GPU.
-    int least = 0, most = 0;
-    FA_CUDA_CHECK(cudaDeviceGetStreamPriorityRange(&least, &most));
-    FA_CUDA_CHECK(cudaStreamCreateWithPriority(&stream_, cudaStreamNonBlocking, most));
-    assembly_.at("NCCL's start");
-    Config config;
-    const int said = nccl_.CommInitRankConfig(&comm_, size(), ids[0], rank(), &config);
-    if (said != in_progress) check(said, "ncclCommInitRankConfig");
-    // The first start on a machine takes seconds, however short the patience. A rank that dies
-    // meanwhile is noticed at once all the same.
-    until_done("ncclCommInitRankConfig", std::max(assembly_.patience(), milliseconds(60000)));
     assembly_.on_lost([this] { abort(); });
   }
 
@@ -306,6 +285,36 @@ class OverNccl : public NcclCommunicator {
   }
 
  private:
+  void start() {
+    // What is known to fail on this rank is told before anybody waits for it in NCCL.
+    std::string wrong;
+    UniqueId id{};
+    try {
+      nccl_ = load();
+      if (rank() == 0) check(nccl_.GetUniqueId(&id), "ncclGetUniqueId");
+    } catch (const std::exception& error) {
+      wrong = error.what();
+    }
+    const std::vector<std::string> wrongs = assembly_.tell_texts("NCCL's library", wrong);
+    for (std::size_t r = 0; r < wrongs.size(); ++r)
+      if (!wrongs[r].empty())
+        throw std::runtime_error("rank " + std::to_string(r) + ": " + wrongs[r]);
+    std::vector<UniqueId> ids(std::size_t(size()), UniqueId{});
+    assembly_.tell_all("NCCL's address", &id, ids.data(), sizeof id);
+
+    // The copies' few blocks go before the thousands of blocks of a kernel that fills the GPU.
+    int least = 0, most = 0;
+    FA_CUDA_CHECK(cudaDeviceGetStreamPriorityRange(&least, &most));
+    FA_CUDA_CHECK(cudaStreamCreateWithPriority(&stream_, cudaStreamNonBlocking, most));
+    assembly_.at("NCCL's start");
+    Config config;
+    const int said = nccl_.CommInitRankConfig(&comm_, size(), ids[0], rank(), &config);
+    if (said != in_progress) check(said, "ncclCommInitRankConfig");
+    // The first start on a machine takes seconds, however short the patience. A rank that dies
+    // meanwhile is noticed at once all the same.
+    until_done("ncclCommInitRankConfig", std::max(assembly_.patience(), milliseconds(60000)));
+  }
+
   struct Times {
     explicit Times(std::string at_) : at(std::move(at_)) {}
     std::string at;
