@@ -29,6 +29,7 @@ struct Config {  // its first members, as of 2.14; NCCL takes the others from it
   std::size_t size = sizeof(Config);
   unsigned magic = 0xcafebeef, version = 21400;
   int blocking = 0;
+  int undefined = INT_MIN;  // what comes next in later versions, which fills these eight bytes
 };
 constexpr int success = 0, in_progress = 7, bytes_type = 1;
 

@@ -28,7 +28,7 @@ struct UniqueId {
 struct Config {
   std::size_t size;
   unsigned magic, version;
-  int blocking;
+  int blocking, undefined;
 };
 struct Message {
   bool sent;

@@ -48,17 +48,25 @@ def how_connected() -> str:
 
 # Options of the program, the share of the budget they may take, and whether PyTorch is asked for the same.
 ALL = "ring,gather,heads"
+R3 = ["--rounds", "3"]
 GRID = [
-    ("causal, groups of 1", ["--length", "131072,32768,65536", "--causal", "--kind", ALL, "--backward"], 0.25, True),
-    ("no mask, groups of 1", ["--length", "131072,32768,65536", "--contiguous", "--kind", ALL, "--backward"], 0.25, True),
-    ("causal, groups of 8", ["--length", "131072,32768", "--key-heads", "2", "--causal", "--kind", ALL, "--backward"],
-     0.12, True),
-    ("causal, long", ["--length", "262144,524288", "--causal", "--kind", "ring,gather", "--backward", "--rounds", "3",
-                      "--no-whole"], 0.2, False),
+    ("causal, groups of 1", ["--length", "131072,32768,65536", "--causal", "--kind", ALL, "--backward", *R3], 0.28, True),
+    ("no mask, groups of 1", ["--length", "131072,32768", "--contiguous", "--kind", ALL, "--backward", *R3], 0.26,
+     True),
+    ("causal, long", ["--length", "262144", "--causal", "--kind", "ring,gather", "--backward", "--rounds", "2"],
+     0.14, False),
+    ("causal, groups of 8", ["--length", "131072,32768", "--key-heads", "2", "--causal", "--kind", ALL, "--backward",
+                             *R3], 0.1, False),
+    ("causal, longest", ["--length", "524288", "--causal", "--kind", "ring", "--backward", "--rounds", "1",
+                         "--no-whole"], 0.12, False),
+    ("no mask, long", ["--length", "262144,524288", "--contiguous", "--kind", "ring", "--rounds", "2", "--no-whole"],
+     0.1, False),
     ("no mask, groups of 8", ["--length", "131072,32768", "--key-heads", "2", "--contiguous", "--kind", ALL,
-                              "--backward"], 0.12, False),
-    ("no mask, long", ["--length", "262144,524288", "--contiguous", "--kind", "ring,gather", "--backward",
-                       "--rounds", "2", "--no-whole"], 0.2, False),
+                              "--backward", *R3], 0.1, True),
+    ("causal, groups of 8, long", ["--length", "262144", "--key-heads", "2", "--causal", "--kind", ALL, "--backward",
+                                   "--rounds", "2"], 0.1, False),
+    ("no mask, the rest", ["--length", "65536,262144", "--contiguous", "--kind", ALL, "--backward", "--rounds", "2",
+                           "--no-whole"], 0.2, False),
 ]
 CHECKS = [
     ("checked, causal zigzag", ["--length", "4096,4099", "--key-heads", "16,2", "--causal", "--kind", ALL]),

@@ -3,7 +3,7 @@
 #include <string>
 
 #include "06_optimized/ring/gpu.hpp"
-#include "06_optimized/ring/program.hpp"
+#include "06_optimized/ring/check/program.hpp"
 #include "common/core/cuda.hpp"
 #ifndef FA_EMULATED
 #include "06_optimized/ring/nccl.hpp"

@@ -3,7 +3,7 @@
 #include <cstdlib>
 #include <sstream>
 
-#include "06_optimized/ring/program.hpp"
+#include "06_optimized/ring/check/program.hpp"
 #include "common/core/check.hpp"
 
 namespace fa::ring {

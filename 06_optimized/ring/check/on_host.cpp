@@ -3,7 +3,7 @@
 #include <utility>
 
 #include "06_optimized/ring/check/cpu.hpp"
-#include "06_optimized/ring/program.hpp"
+#include "06_optimized/ring/check/program.hpp"
 #include "common/core/check.hpp"
 #include "common/measure/machine.hpp"
 

@@ -1,13 +1,15 @@
 // Measures the ring. Of one problem, round by round, with all ranks starting together:
 //
 //   the method itself; of each round the slowest rank's time counts
-//   its share: the plain kernel on this rank's own pairs of blocks, one after the other: no message,
-//     no merge. A rank's share has 1 / P of all pairs, so this is what one GPU takes for it
+//   its share: the plain kernel on this rank's own pairs of blocks, one after the other: no
+//     message, no merge. A rank's share has 1 / P of all pairs: this is what one GPU takes for it
 //   silent: the method with its messages left out. What it takes longer than that is waiting
 //   the whole: the plain kernel on the whole problem, on rank 0 alone; divided by P
 //
 // A method's efficiency is the share's time by its own, or the whole's time / P by its own.
-#include "06_optimized/ring/program.hpp"
+#include "06_optimized/ring/check/program.hpp"
+
+#include <unistd.h>
 
 #include <algorithm>
 #include <cmath>
@@ -17,9 +19,9 @@
 #include <fstream>
 #include <functional>
 #include <iostream>
+#include <map>
 #include <sstream>
 
-#include <unistd.h>
 #include "06_optimized/ring/types.hpp"
 #include "common/measure/flops.hpp"
 #include "common/measure/machine.hpp"
@@ -222,10 +224,11 @@ template <class T>
 class Measured {
  public:
   Measured(Machine<T>& machine, Assembly& assembly, const Asked& asked, const Problem& p,
-           Method method)
+           Method method, std::map<std::string, double>& wholes)
       : machine_(machine),
         assembly_(assembly),
         asked_(asked),
+        wholes_(wholes),
         p_(p),
         options_{method, asked.contiguous ? Order::contiguous : Order::zigzag},
         comm_(machine.comm()),
@@ -349,9 +352,7 @@ class Measured {
     return machine_.stop() / calls;
   }
   // As many calls as take `ms`, the same on all ranks.
-  int calls_for(double ms, const std::function<void()>& f) {
-    f();
-    const double one = largest(timed(f, 1));
+  static int calls_for(double ms, double one) {
     return std::clamp(int(std::ceil(ms / std::max(one, 1e-3))), 1, 1000);
   }
 
@@ -359,8 +360,9 @@ class Measured {
     const std::function<void()> all = [&] { method(comm_, pass); };
     const std::function<void()> silent = [&] { method(silent_, pass); };
     const std::function<void()> own = [&] { share(pass); };
-    const int calls = calls_for(60, all);
-    silent(), own();
+    const double once = largest(timed(all, 1));
+    const int calls = calls_for(60, once);
+    if (once < 1000) silent(), own();  // what takes so long needs no warming up
     Rounds method_ms, silent_ms, share_ms;
     for (int round = 0; round < asked_.rounds; ++round) {
       method_ms.ms.push_back(largest(timed(all, calls)));
@@ -402,6 +404,11 @@ class Measured {
     if (!asked_.whole) why_not = "the whole on one was not asked for";
     if (comm_.size() == 1) why_not = "one rank is the whole";
     if (!why_not.empty()) return 0;
+    // It does not depend on the method.
+    std::ostringstream problem;
+    problem << p_.Nq << ' ' << p_.Hkv << ' ' << int(p_.causal) << ' ' << pass.backward;
+    const auto known = wholes_.find(problem.str());
+    if (known != wholes_.end()) return known->second;
     if (leads()) {
       // Beside the tensors the backward wants scratch: four bytes a number of dQ, and some more.
       const double wanted = Tensors<T>::bytes_of(p_, pass.backward) +
@@ -414,14 +421,13 @@ class Measured {
         const Tensors<T> whole(machine_, p_, p_.Nq, p_.Nk, pass.backward);
         whole.draw(machine_, {{0, p_.Nq}}, {{0, p_.Nk}});
         const auto f = [&] { compute_whole(whole, pass.backward); };
-        f();
         machine_.finish("the whole problem");
         machine_.start();
         f();
-        const double once = machine_.stop();
-        const int calls = std::clamp(int(60 / std::max(once, 1e-3)), 1, 1000);
+        const double first = machine_.stop();  // also warms up
+        const int calls = calls_for(60, first);
         Rounds rounds;
-        for (int round = 0; round < std::min(asked_.rounds, once > 1000 ? 1 : 3); ++round) {
+        for (int round = 0; round < std::min(asked_.rounds, first > 1000 ? 1 : 3); ++round) {
           machine_.start();
           for (int k = 0; k < calls; ++k) f();
           rounds.ms.push_back(machine_.stop() / calls);
@@ -429,7 +435,9 @@ class Measured {
         ms = rounds.median();
       }
     }
-    return of_all(ms)[0];
+    ms = of_all(ms)[0];
+    if (ms > 0) wholes_[problem.str()] = ms;
+    return ms;
   }
   void compute_whole(const Tensors<T>& whole, bool backward) {
     engine_->forward(p_, whole.forward_tensors());
@@ -529,6 +537,7 @@ class Measured {
   Machine<T>& machine_;
   Assembly& assembly_;
   const Asked& asked_;
+  std::map<std::string, double>& wholes_;
   const Problem p_;
   const Options options_;
   Communicator& comm_;
@@ -607,6 +616,7 @@ bool measure(Machine<T>& machine, Assembly& assembly, const Asked& asked) {
     std::printf("%d ranks, %s; messages by %s\n", assembly.size(), names[0].c_str(),
                 machine.carriers().c_str());
   std::vector<std::string> rows, timelines;
+  std::map<std::string, double> wholes;
   bool right = true, stopped = false;
   const auto save = [&] {
     if (!leads) return;
@@ -634,7 +644,7 @@ bool measure(Machine<T>& machine, Assembly& assembly, const Asked& asked) {
           p.Hq = asked.heads, p.Hkv = key_heads, p.Nq = N, p.Nk = N, p.d = asked.d;
           p.causal = causal ? Causal::top_left : Causal::none;
           std::string row, timeline;
-          Measured<T> measured(machine, assembly, asked, p, method);
+          Measured<T> measured(machine, assembly, asked, p, method, wholes);
           right = measured.run(row, timeline) && right;
           rows.push_back(row);
           if (!timeline.empty()) timelines.push_back(timeline);
