@@ -19,6 +19,10 @@
 
 #include "common/core/check.hpp"
 
+#ifndef MSG_NOSIGNAL  // macOS has it as an option of the socket
+#define MSG_NOSIGNAL 0
+#endif
+
 namespace fa::ring {
 namespace {
 
@@ -72,6 +76,9 @@ bool readable(int socket, Clock::time_point end) {
 void prepare(int socket, milliseconds patience) {
   const int on = 1;
   ::setsockopt(socket, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+#ifdef SO_NOSIGPIPE
+  ::setsockopt(socket, SOL_SOCKET, SO_NOSIGPIPE, &on, sizeof on);
+#endif
   timeval time{};
   time.tv_sec = patience.count() / 1000;
   time.tv_usec = patience.count() % 1000 * 1000 + 1;

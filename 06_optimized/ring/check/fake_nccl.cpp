@@ -88,7 +88,7 @@ struct Comm {
         const Message& m = messages[k];
         const std::size_t all = sizeof(std::size_t) + m.bytes;
         // Of those of one rank in one direction the first that is not done.
-        const std::size_t line = std::size_t(2 * m.peer + m.sent);
+        const std::size_t line = 2 * std::size_t(m.peer) + std::size_t(m.sent);
         if (at[k] == all || busy[line]) continue;
         busy[line] = left = true;
         const bool head = at[k] < sizeof(std::size_t);

@@ -23,6 +23,7 @@
 #include <sstream>
 
 #include "06_optimized/ring/types.hpp"
+#include "common/core/check.hpp"
 #include "common/measure/flops.hpp"
 #include "common/measure/machine.hpp"
 #ifdef __linux__
@@ -31,7 +32,9 @@
 #include <csignal>
 #endif
 
+#ifdef __APPLE__
 extern char** environ;
+#endif
 
 namespace fa::ring {
 namespace {
@@ -555,9 +558,8 @@ void agree(Assembly& assembly, const Asked& asked) {
     std::istringstream first(told[0]), other(told[r]);
     std::string a, b;
     while (std::getline(first, a) && std::getline(other, b))
-      if (a != b)
-        throw std::invalid_argument("ring: all ranks must be asked for the same; rank 0 has '" + a +
-                                    "', rank " + std::to_string(r) + " has '" + b + "'");
+      require(a == b, "ring: all ranks must be asked for the same; rank 0 has '", a, "', rank ", r,
+              " has '", b, "'");
   }
 }
 

@@ -50,7 +50,8 @@ def how_connected() -> str:
 ALL = "ring,gather,heads"
 R3 = ["--rounds", "3"]
 GRID = [
-    ("causal, groups of 1", ["--length", "131072,32768,65536", "--causal", "--kind", ALL, "--backward", *R3], 0.28, True),
+    ("causal, groups of 1", ["--length", "131072,32768,65536", "--causal", "--kind", ALL, "--backward", *R3], 0.28,
+     True),
     ("no mask, groups of 1", ["--length", "131072,32768", "--contiguous", "--kind", ALL, "--backward", *R3], 0.26,
      True),
     ("causal, long", ["--length", "262144", "--causal", "--kind", "ring,gather", "--backward", "--rounds", "2"],
