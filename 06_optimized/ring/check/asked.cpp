@@ -21,7 +21,7 @@ const char* const usage =
   --contiguous         a rank's rows are one block; else zigzag, two
   --backward           also forward and backward together
   --check              compares the result with the plain kernel's on the whole, at rank 0
-  --rounds N           (5)
+  --rounds N           (5); 0 times nothing
   --seconds S          begins no further problem after that time
   --no-whole           does not time the whole problem on one GPU
   --json FILE          what was measured
@@ -112,7 +112,7 @@ Asked asked(const std::vector<std::string>& words, const std::vector<std::string
     } else if (option == "--no-whole") {
       a.whole = false;
     } else if (option == "--rounds") {
-      a.rounds = int(number(option, value(), 1, 1000));
+      a.rounds = int(number(option, value(), 0, 1000));
     } else if (option == "--seconds") {
       a.seconds = seconds(option, value());
     } else if (option == "--timeout") {

@@ -275,9 +275,9 @@ class Measured {
     const double most_held = largest(double(engine_->held()));
     row << ", \"bytes_of_tensors\": " << largest(double(t_.bytes))
         << ", \"bytes_of_method\": " << most_held << ", \"bytes_used_on_gpu\": " << most_used;
-    for (const Pass& pass : passes()) {
-      measure_pass(pass, largest(pass.backward ? all_bytes : forward_bytes), row);
-    }
+    for (const Pass& pass : passes())
+      if (asked_.rounds > 0)
+        measure_pass(pass, largest(pass.backward ? all_bytes : forward_bytes), row);
     if (leads())
       std::printf(
           "  memory of a rank: tensors %.2f GiB, method %.2f GiB%s\n", double(t_.bytes) / gib,

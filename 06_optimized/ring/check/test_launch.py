@@ -26,9 +26,17 @@ def launched(ranks: int, *options: str) -> subprocess.Popen:
                              *options], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
+def fields(pid: int) -> list[str]:
+    """State, parent and what follows, of /proc/PID/stat; nothing if there is no such process."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rsplit(")", 1)[1].split()
+    except OSError:
+        return ["Z", "0"]
+
+
 def children(of: int) -> list[int]:
-    found = subprocess.run(["ps", "-o", "pid=", "--ppid", str(of)], capture_output=True, text=True, check=False)
-    return [int(word) for word in found.stdout.split()]
+    pids = (int(folder.name) for folder in Path("/proc").iterdir() if folder.name.isdigit())
+    return sorted(pid for pid in pids if fields(pid)[1] == str(of))
 
 
 def wait_for_children(of: int, number: int) -> list[int]:
@@ -42,12 +50,7 @@ def wait_for_children(of: int, number: int) -> list[int]:
 
 
 def alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-        state = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rsplit(")", 1)[1].split()[0]
-        return state != "Z"
-    except OSError:
-        return False
+    return fields(pid)[0] != "Z"
 
 
 class Launch(unittest.TestCase):
