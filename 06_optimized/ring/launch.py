@@ -21,7 +21,7 @@ USAGE = "usage: ./learn ring --gpus N [--cpu] [options of the program; --help li
 
 VALUED = {"--length", "--heads", "--key-heads", "--head-dim", "--type", "--masks", "--kind", "--rounds", "--seconds",
           "--json", "--timeline", "--timeout"}
-FLAGS = {"--causal", "--contiguous", "--backward", "--check", "--no-whole"}
+FLAGS = {"--causal", "--contiguous", "--backward", "--check", "--no-whole", "--sockets"}
 
 
 def free_port() -> int:
@@ -186,9 +186,9 @@ def main() -> None:
         here = gpus_here()
         if here == 0:
             fail(3, "ring: no GPU answers here; --cpu runs the ranks on the CPU")
-        if asked.gpus is not None and asked.gpus > here:
+        if asked.gpus is not None and asked.gpus > here and "--sockets" not in options:
             fail(3, f"ring: --gpus {asked.gpus} wants a GPU a rank, and there {'is' if here == 1 else 'are'} {here}; "
-                    "--cpu runs the ranks on the CPU")
+                    "--sockets lets ranks share one, --cpu runs them on the CPU")
         asked.gpus = asked.gpus or here
     ranks = asked.gpus or 2
     words = iter(options)

@@ -26,6 +26,8 @@ const char* const usage =
   --no-whole           does not time the whole problem on one GPU
   --json FILE          what was measured
   --timeline FILE      what was computed and copied when, step by step
+  --sockets            messages take the way through host memory, so that ranks may share a GPU: to
+                       try the program where there is one
   --timeout S          how long a rank that does not come is waited for (20)
 )";
 
@@ -109,6 +111,8 @@ Asked asked(const std::vector<std::string>& words, const std::vector<std::string
       a.backward = true;
     } else if (option == "--check") {
       a.check = true;
+    } else if (option == "--sockets") {
+      a.sockets = true;
     } else if (option == "--no-whole") {
       a.whole = false;
     } else if (option == "--rounds") {
@@ -151,7 +155,7 @@ std::string Asked::text() const {
   list("--kind", methods, [](Method x) { return name(x); });
   text << "--contiguous " << contiguous << "\n--backward " << backward << "\n--check " << check
        << "\n--no-whole " << !whole << "\n--rounds " << rounds << "\n--seconds " << seconds
-       << "\n--timeline " << !timeline.empty() << '\n';
+       << "\n--sockets " << sockets << "\n--timeline " << !timeline.empty() << '\n';
   return text.str();
 }
 

@@ -1,9 +1,12 @@
 // The program's machine on a GPU, with NCCL; on the emulator, with sockets.
+#include <algorithm>
 #include <cstring>
 #include <string>
+#include <utility>
+#include <vector>
 
-#include "06_optimized/ring/gpu.hpp"
 #include "06_optimized/ring/check/program.hpp"
+#include "06_optimized/ring/gpu.hpp"
 #include "common/core/cuda.hpp"
 #ifndef FA_EMULATED
 #include "06_optimized/ring/nccl.hpp"
@@ -37,24 +40,73 @@ class Nobody : public Communicator {
   void leave(const std::string&) noexcept override {}
 };
 
+// Through host memory: for ranks that share a GPU, which NCCL does not serve, and on the emulator.
+// The host waits for each message.
+class Staged : public Communicator {
+ public:
+  Staged(Assembly& assembly, cudaStream_t stream)
+      : real_(over_sockets(assembly)), stream_(stream) {}
+  int rank() const override { return real_->rank(); }
+  int size() const override { return real_->size(); }
+  void begin(const std::string& at, const std::vector<Message>& sent,
+             const std::vector<Message>& received) override {
+    std::size_t bytes = 0;
+    for (const auto* all : {&sent, &received})
+      for (const Message& message : *all) bytes += message.bytes;
+    if (host_.size() < bytes) host_.resize(bytes);
+    char* place = host_.data();
+    const auto here = [&](const Message& message) {
+      return Message{message.peer, std::exchange(place, place + message.bytes), message.bytes};
+    };
+    std::vector<Message> staged_sent, staged_received;
+    for (const Message& message : sent) {
+      staged_sent.push_back(here(message));
+      copy(staged_sent.back().data, message.data, message.bytes, cudaMemcpyDeviceToHost);
+    }
+    for (const Message& message : received) staged_received.push_back(here(message));
+    const cudaError_t said = cudaStreamSynchronize(stream_);
+    if (said != cudaSuccess) throw_cuda_error(said, "what is sent at " + at, __FILE__, __LINE__);
+    received_ = received, staged_ = staged_received;
+    real_->begin(at, staged_sent, staged_received);
+    bytes_sent += std::exchange(real_->bytes_sent, 0);
+  }
+  void wait() override {
+    real_->wait();
+    for (std::size_t k = 0; k < received_.size(); ++k)
+      copy(received_[k].data, staged_[k].data, received_[k].bytes, cudaMemcpyHostToDevice);
+    FA_CUDA_CHECK(cudaStreamSynchronize(stream_));
+  }
+  void tell_all(const std::string& at, const void* mine, void* all, std::size_t bytes) override {
+    real_->tell_all(at, mine, all, bytes);
+  }
+  void leave(const std::string& why) noexcept override { real_->leave(why); }
+
+ private:
+  void copy(void* to, const void* from, std::size_t bytes, cudaMemcpyKind kind) {
+    if (bytes) FA_CUDA_CHECK(cudaMemcpyAsync(to, from, bytes, kind, stream_));
+  }
+  std::unique_ptr<Communicator> real_;
+  const cudaStream_t stream_;
+  std::vector<char> host_;
+  std::vector<Message> received_, staged_;
+};
+
 template <class T>
 class Gpu : public Machine<T> {
  public:
-  explicit Gpu(Assembly& assembly) {
+  Gpu(Assembly& assembly, [[maybe_unused]] bool sockets) {
     FA_CUDA_CHECK(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
     FA_CUDA_CHECK(cudaEventCreate(&begun_));
     FA_CUDA_CHECK(cudaEventCreate(&ended_));
-#ifdef FA_EMULATED
-    comm_ = over_sockets(assembly);
-#else
-    if (assembly.size() > 1) {
+#ifndef FA_EMULATED
+    if (!sockets && assembly.size() > 1) {
       auto nccl = over_nccl(assembly, stream_);
       nccl_ = nccl.get();
       comm_ = std::move(nccl);
-    } else {
-      comm_ = std::make_unique<Nobody>();
     }
 #endif
+    if (!comm_ && assembly.size() > 1) comm_ = std::make_unique<Staged>(assembly, stream_);
+    if (!comm_) comm_ = std::make_unique<Nobody>();
   }
   ~Gpu() override {
     comm_.reset();
@@ -69,11 +121,10 @@ class Gpu : public Machine<T> {
   std::unique_ptr<Engine<T>> engine() override { return gpu_engine<T>(stream_); }
   std::string name() const override { return current_gpu(); }
   std::string carriers() const override {
-#ifdef FA_EMULATED
-    return "sockets";
-#else
-    return nccl_ ? "NCCL " + nccl_->version() : "nothing, one rank";
+#ifndef FA_EMULATED
+    if (nccl_) return "NCCL " + nccl_->version();
 #endif
+    return comm_->size() > 1 ? "sockets, through host memory" : "nothing, one rank";
   }
 
   std::shared_ptr<void> allocate(std::size_t bytes) override {
@@ -152,17 +203,17 @@ class Gpu : public Machine<T> {
 };
 
 // This rank's own GPU.
-void choose_gpu([[maybe_unused]] const Place& place) {
+void choose_gpu([[maybe_unused]] const Place& place, [[maybe_unused]] bool shared) {
 #ifndef FA_EMULATED
   int there = 0;
   FA_CUDA_CHECK(cudaGetDeviceCount(&there));
-  if (place.local >= there)
+  if (place.local >= there && !(shared && there > 0))
     throw std::runtime_error("ring: rank " + std::to_string(place.rank) + " is number " +
                              std::to_string(place.local) +
                              " on its host and wants a GPU of its "
                              "own; there " +
                              (there == 1 ? "is 1" : "are " + std::to_string(there)));
-  FA_CUDA_CHECK(cudaSetDevice(place.local));
+  FA_CUDA_CHECK(cudaSetDevice(place.local % there));
   FA_CUDA_CHECK(cudaFree(nullptr));  // the first call, which takes a while, is this one
 #endif
 }
@@ -171,11 +222,13 @@ void choose_gpu([[maybe_unused]] const Place& place) {
 
 std::vector<std::string> types_of_this_program() { return {"bf16", "fp16"}; }
 int run_on_this_machine(Assembly& assembly, const Place& place, const Asked& asked) {
-  choose_gpu(place);
+  choose_gpu(place, asked.sockets);
   if (asked.type == "fp16")
-    return run_on<__half>(assembly, asked, [&] { return std::make_unique<Gpu<__half>>(assembly); });
-  return run_on<__nv_bfloat16>(assembly, asked,
-                               [&] { return std::make_unique<Gpu<__nv_bfloat16>>(assembly); });
+    return run_on<__half>(assembly, asked,
+                          [&] { return std::make_unique<Gpu<__half>>(assembly, asked.sockets); });
+  return run_on<__nv_bfloat16>(assembly, asked, [&] {
+    return std::make_unique<Gpu<__nv_bfloat16>>(assembly, asked.sockets);
+  });
 }
 
 }  // namespace fa::ring

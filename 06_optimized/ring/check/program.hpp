@@ -70,7 +70,8 @@ struct Asked {
   std::vector<Method> methods{Method::ring};
   std::vector<bool> causal{false};
   std::string type;  // as the machine's first one
-  bool contiguous = false, backward = false, check = false, whole = true, help = false;
+  bool contiguous = false, backward = false, check = false, whole = true, sockets = false,
+       help = false;
   int rounds = 5, timeout_ms = 20000;
   double seconds = 0;  // begins no further problem after that; 0: all of them
   std::string json, timeline;
