@@ -396,6 +396,4 @@ std::unique_ptr<NcclCommunicator> over_nccl(Assembly& assembly, cudaStream_t eng
   return std::make_unique<OverNccl>(assembly, engine);
 }
 
-std::string find_nccl() { return open_nccl().file; }
-
 }  // namespace fa::ring

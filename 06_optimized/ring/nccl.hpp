@@ -36,11 +36,9 @@ class NcclCommunicator : public Communicator {
   virtual std::string version() const = 0;  // "2.27.5 from /usr/lib/libnccl.so.2"
 };
 
-// For the GPU that is current now. All ranks of the assembly call it at once.
+// For the GPU that is current now. All ranks of the assembly call it at once. NCCL is the file that
+// $FA_NCCL names; else what the system's loader finds; else the one that came with a Python's
+// PyTorch. Throws std::runtime_error, which says where it was looked for, if there is none.
 std::unique_ptr<NcclCommunicator> over_nccl(Assembly& assembly, cudaStream_t engine);
-
-// The file that $FA_NCCL names; else what the system's loader finds; else the one that came with a
-// Python's PyTorch. Throws std::runtime_error, which says where it was looked for.
-std::string find_nccl();
 
 }  // namespace fa::ring

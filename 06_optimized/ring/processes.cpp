@@ -387,7 +387,7 @@ void Assembly::read(int from) {
     } else if (head.kind == unsigned(Kind::lost)) {
       over.assign(data.begin(), data.end());
     } else if (head.kind == unsigned(Kind::bye)) {
-      line.ended = true;
+      line.ended = line.said_bye = true;
     }
     changed_.notify_all();
   }
@@ -448,7 +448,7 @@ void Assembly::tell_all(const std::string& where, const void* mine, void* all, s
     std::deque<std::vector<char>>& answers = lines_[0].told;
     // Rank 0 loses patience first: it knows who is missing.
     const bool came = wait_for(lock, patience_ + patience_ / 4,
-                               [&] { return !answers.empty() || lines_[0].ended; });
+                               [&] { return !answers.empty() || lines_[0].said_bye; });
     if (came && !answers.empty() && answers.front().size() == bytes * std::size_t(size())) {
       if (bytes) std::memcpy(out, answers.front().data(), answers.front().size());
       answers.pop_front();
@@ -468,7 +468,7 @@ void Assembly::tell_all(const std::string& where, const void* mine, void* all, s
   };
   const auto one_left = [&] {
     return std::any_of(lines_.begin() + 1, lines_.end(),
-                       [](const Line& line) { return line.ended && line.told.empty(); });
+                       [](const Line& line) { return line.said_bye && line.told.empty(); });
   };
   const bool came =
       wait_for(lock, patience_, [&] { return first_missing() == size() || one_left(); });

@@ -87,7 +87,7 @@ class Assembly {
   using Clock = std::chrono::steady_clock;
   struct Line {  // rank 0 has one to each other rank, the others have one to rank 0
     int socket = -1;
-    bool ended = false, waits = false;
+    bool ended = false, said_bye = false, waits = false;
     std::string where = "its start";
     Clock::time_point heard = Clock::now(), moved = Clock::now();
     std::deque<std::vector<char>> told;  // and not read yet

@@ -245,6 +245,7 @@ class Measured {
   // Prints, at rank 0. False if a result is wrong.
   bool run(std::string& json, std::string& timeline) {
     std::ostringstream row;
+    row.precision(12);
     row << "{\"method\": \"" << name(options_.method) << "\", \"order\": \""
         << (asked_.contiguous ? "contiguous" : "zigzag") << "\", \"ranks\": " << comm_.size()
         << ", \"N\": " << p_.Nq << ", \"Hq\": " << p_.Hq << ", \"Hkv\": " << p_.Hkv

@@ -90,7 +90,8 @@ class Bench:
         self.program = launch.program(asked.build, asked.cpu)
         self.found = {"commit": commit(), "date": datetime.date.today().isoformat(), "gpus": asked.gpus,
                       "connected": "" if asked.cpu else how_connected(), "rows": [], "timelines": [], "failures": []}
-        self.folder = Path(tempfile.mkdtemp())
+        self.kept = tempfile.TemporaryDirectory()  # as long as this object
+        self.folder = Path(self.kept.name)
 
     def left(self) -> float:
         return self.asked.seconds - (time.monotonic() - self.begun)

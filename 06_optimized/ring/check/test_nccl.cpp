@@ -1,6 +1,6 @@
-// The communicator over NCCL, without NCCL and without a GPU: what it calls is a library with NCCL's
-// manners (fake_nccl.cpp) and a CUDA in host memory (fake_cuda.cpp). With the real ones, the
-// program's --check is the test.
+// The communicator over NCCL, without NCCL and without a GPU: what it calls is a library that has
+// the manners of NCCL (fake_nccl.cpp), and a CUDA in host memory (fake_cuda.cpp). With the real
+// ones, the check of the program is the test.
 #include <cstdlib>
 
 #include "06_optimized/ring/check/forked.hpp"
