@@ -86,6 +86,10 @@ class Ranks:
         for process in self.processes:
             process.wait()
 
+    def close(self) -> None:
+        for file in self.errors:
+            file.close()
+
     def wait(self, patience: float, limit: "float | None" = None) -> int:
         """0, or the exit code of the rank that failed. After the first failure the others have `patience` seconds to
         end by themselves, which they do as soon as they hear of it."""
@@ -136,7 +140,9 @@ class Ranks:
             return f"ring: rank {rank} was killed by {name}" + (f". {of_it[0]}" if of_it else "")
         if not words:
             return f"ring: rank {rank} ended with exit code {code} and without a word"
-        return words if f"rank {rank}" in words or code == 2 else f"ring: rank {rank}: {words.removeprefix('ring: ')}"
+        # Wrong options are the same to all.
+        of_all = code == 2 and {self.words(other) for other, end in self.ends if end == 2} == {words}
+        return words if f"rank {rank}" in words or of_all else f"ring: rank {rank}: {words.removeprefix('ring: ')}"
 
 
 def run(command: list, ranks: int, patience: float = 30, output=None, limit: "float | None" = None) -> tuple:
@@ -146,8 +152,7 @@ def run(command: list, ranks: int, patience: float = 30, output=None, limit: "fl
         code = started.wait(patience, limit)
         return code, started.sentence() if started.ends else ""
     finally:
-        for file in started.errors:
-            file.close()
+        started.close()
 
 
 def program(build: Path, cpu: bool) -> Path:

@@ -251,11 +251,13 @@ class Measured {
         << ", \"N\": " << p_.Nq << ", \"Hq\": " << p_.Hq << ", \"Hkv\": " << p_.Hkv
         << ", \"d\": " << p_.d << ", \"type\": \"" << asked_.type
         << "\", \"causal\": " << (p_.causal != Causal::none ? "true" : "false");
-    if (leads())
+    if (leads()) {
       std::printf("%s, N %lld, %lld heads, %lld key heads, d %lld, %s%s, %s, %d ranks\n",
                   name(options_.method), ll(p_.Nq), ll(p_.Hq), ll(p_.Hkv), ll(p_.d),
                   asked_.type.c_str(), p_.causal != Causal::none ? ", causal" : "",
                   asked_.contiguous ? "contiguous" : "zigzag", comm_.size());
+      std::fflush(stdout);
+    }
     // The first call agrees with the others, allocates what the method needs, and counts bytes.
     comm_.bytes_sent = 0;
     try {
