@@ -46,6 +46,10 @@ expect 2 "tune: --gpu knows a100, rtx3090, rtx4090, h100, h200, got 'tpu'" ./lea
 expect 3 "nvcc, which was not found" env PATH=/usr/bin:/bin ./learn tune --out build/no_tune
 expect 2 "torch: unrecognized arguments: --fly" ./learn torch --fly
 expect 2 "torch practice: unrecognized arguments: --solve" ./learn torch practice --solve
+expect 2 "ring: argument --gpus: invalid int value: 'two'" ./learn ring --gpus two
+expect 2 "ring: --gpus must be a number from 1 to 64, got 0" ./learn ring --gpus 0 --cpu
+expect 2 "ring: no option '--lenth'; --help lists all" ./learn ring --gpus 2 --cpu --lenth 3
+expect 2 "ring: --kind needs a value" ./learn ring --cpu --kind
 expect 2 "hunt has no option '--solve'; it has -v, --symptom, --reveal and --reset" ./learn hunt 00 --solve
 expect 2 "one option at most" ./learn hunt 00 --symptom -v
 expect 2 "no skeleton 00_naive/exercise/other.cpp" ./learn practice 00 other.cpp
