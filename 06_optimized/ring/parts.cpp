@@ -21,11 +21,10 @@ MergedForward<T>::MergedForward(const Rank<T>& at) : at_(at), rows_(at.queries(a
 
 template <class T>
 void MergedForward<T>::add(const Problem& piece, const Forward<T>& t, const View<T>& K,
-                           const View<T>& V, Int row, Int key) const {
+                           const View<T>& V, Int row) const {
   const Problem& p = at_.p;
   const View<T> part = contiguous(part_O_, p.Hq, piece.Nq, p.d);
-  at_.engine.forward(piece,
-                     {from(t.Q, row), from<const T>(K, key), from<const T>(V, key), part, part_L_});
+  at_.engine.forward(piece, {from(t.Q, row), K, V, part, part_L_});
   at_.engine.merge({p.B, p.Hq, piece.Nq, p.d}, part, part_L_,
                    from(contiguous(O_, p.Hq, rows_, p.d), row),
                    from(contiguous(L_, p.Hq, rows_, 1), row));
@@ -50,8 +49,8 @@ PartOfBackward<T>::PartOfBackward(const Rank<T>& at, Int most_rows, Int most_key
 
 template <class T>
 void PartOfBackward<T>::add(const Problem& pair, const Backward<T>& t, const View<T>& K,
-                            const View<T>& V, Int row, Int key, const View<Sum>& dQ,
-                            const View<Sum>& dK, const View<Sum>& dV) const {
+                            const View<T>& V, Int row, const View<Sum>& dQ, const View<Sum>& dK,
+                            const View<Sum>& dV) const {
   const Problem& p = at_.p;
   const Int rows = at_.queries(at_.comm.rank());
   const Size queries{p.B, p.Hq, pair.Nq, p.d}, keys{p.B, p.Hkv, pair.Nk, p.d};
@@ -61,11 +60,11 @@ void PartOfBackward<T>::add(const Problem& pair, const Backward<T>& t, const Vie
   const View<T> part_dQ = contiguous(dQ_, p.Hq, pair.Nq, p.d);
   const View<T> part_dK = contiguous(dK_, p.Hkv, pair.Nk, p.d);
   const View<T> part_dV = contiguous(dV_, p.Hkv, pair.Nk, p.d);
-  at_.engine.backward(pair, {from(t.Q, row), from<const T>(K, key), from<const T>(V, key),
-                             from(t.O, row), from(t.dO, row), L_, part_dQ, part_dK, part_dV});
+  at_.engine.backward(
+      pair, {from(t.Q, row), K, V, from(t.O, row), from(t.dO, row), L_, part_dQ, part_dK, part_dV});
   at_.engine.add(queries, part_dQ, from(dQ, row));
-  at_.engine.add(keys, part_dK, from(dK, key));
-  at_.engine.add(keys, part_dV, from(dV, key));
+  at_.engine.add(keys, part_dK, dK);
+  at_.engine.add(keys, part_dV, dV);
 }
 
 #define FA_INSTANTIATE(T)          \

@@ -36,14 +36,17 @@ struct Block {
 std::vector<Block> blocks_of(std::int64_t N, int ranks, int rank, Order order);
 std::int64_t rows_of(std::int64_t N, int ranks, int rank, Order order);
 
-// A part of a pair (block of queries, block of keys): its queries [row, row + rows) and its first
-// `keys` keys. Within a piece the mask is one that every kernel knows.
+// A part of what a rank computes in a step: its queries [row, row + rows) and the first `keys` of
+// the keys that are there, counted as they lie in memory. Within a piece the mask is one that every
+// kernel knows.
 struct Piece {
   std::int64_t row, rows, keys;
   Causal causal;
 };
-// None if no query of q sees a key of k; at most two. Key lengths are not looked at.
-std::vector<Piece> pieces_of(const Problem& p, const Block& q, const Block& k);
+// Every query is in one piece at most, since a rank's keys lie in ascending order: of them, too, a
+// query sees the first so many. Key lengths are not looked at.
+std::vector<Piece> pieces_of(const Problem& p, const std::vector<Block>& queries,
+                             const std::vector<Block>& keys);
 
 // ---- what carries bytes ------------------------------------------------------------------------
 
@@ -191,10 +194,9 @@ struct Rank {
   }
 };
 
-// f(the piece's Problem, first query, first key) for all pieces of these blocks in which a key is
-// seen. Rows are counted as blocks lie in memory, one after the other.
+// f(the piece's Problem, its first query) for all pieces in which a key is seen.
 void each_piece(const Problem& p, const std::vector<Block>& queries, const std::vector<Block>& keys,
-                const std::function<void(const Problem&, std::int64_t row, std::int64_t key)>& f);
+                const std::function<void(const Problem&, std::int64_t row)>& f);
 
 // The same tensor from this row on.
 template <class X>
@@ -208,9 +210,9 @@ class MergedForward {
  public:
   using Sum = Stat<T>;
   explicit MergedForward(const Rank<T>& at);
-  // The piece's own O and L, of keys from `key` on, merged into those of its queries.
+  // The piece's own O and L, merged into those of its queries.
   void add(const Problem& piece, const Forward<T>& t, const View<T>& K, const View<T>& V,
-           std::int64_t row, std::int64_t key) const;
+           std::int64_t row) const;
   void give(const Forward<T>& t) const;
 
  private:
@@ -228,8 +230,7 @@ class PartOfBackward {
   // For pieces of the queries and keys of any rank, or of all keys.
   PartOfBackward(const Rank<T>& at, std::int64_t most_rows, std::int64_t most_keys);
   void add(const Problem& pair, const Backward<T>& t, const View<T>& K, const View<T>& V,
-           std::int64_t row, std::int64_t key, const View<Sum>& dQ, const View<Sum>& dK,
-           const View<Sum>& dV) const;
+           std::int64_t row, const View<Sum>& dQ, const View<Sum>& dK, const View<Sum>& dV) const;
 
  private:
   const Rank<T>& at_;

@@ -81,11 +81,9 @@ void gather_forward(const Rank<T>& at, const Forward<T>& t) {
   const AllKeys<T> keys{at};
   const auto [K, V] = keys.gather("forward, all keys", t.K, t.V);
   const MergedForward<T> merged(at);
-  // All keys are one block, so no row has more than one piece: the merge only puts it in its place.
+  // No row is in more than one piece: the merge only puts it in its place.
   each_piece(p, at.query_blocks(keys.me), {{0, p.Nk}},
-             [&, K = K, V = V](const Problem& piece, Int row, Int key) {
-               merged.add(piece, t, K, V, row, key);
-             });
+             [&, K = K, V = V](const Problem& piece, Int row) { merged.add(piece, t, K, V, row); });
   merged.give(t);
 }
 
@@ -103,9 +101,9 @@ void gather_backward(const Rank<T>& at, const Backward<T>& t) {
   for (Sum* sum : sums) at.engine.fill(sum, std::size_t(all), 0);
   const PartOfBackward<T> part(at, rows, p.Nk);
   each_piece(p, at.query_blocks(keys.me), {{0, p.Nk}},
-             [&, K = K, V = V](const Problem& pair, Int row, Int key) {
-               part.add(pair, t, K, V, row, key, contiguous(dQ, p.Hq, rows, p.d),
-                        keys.whole(sums[0]), keys.whole(sums[1]));
+             [&, K = K, V = V](const Problem& pair, Int row) {
+               part.add(pair, t, K, V, row, contiguous(dQ, p.Hq, rows, p.d), keys.whole(sums[0]),
+                        keys.whole(sums[1]));
              });
   // Each rank's part of the sums goes to that rank, which adds up what came, in the order of ranks.
   Sum* const packed[2] = {at.template take<Sum>(all), at.template take<Sum>(all)};

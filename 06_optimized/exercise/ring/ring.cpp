@@ -76,10 +76,9 @@ void ring_forward(const Rank<T>& at, const Forward<T>& t) {
       at.comm.begin(ring.step("forward", s), {ring.message(ring.next, here, owner)},
                     {ring.message(ring.last, coming, ring.owner_of(s + 1))});
     const Pair<T> keys = ring.pair(here, owner);
-    each_piece(at.p, at.query_blocks(ring.me), at.key_blocks(owner),
-               [&](const Problem& piece, Int row, Int key) {
-                 merged.add(piece, t, keys.K(), keys.V(), row, key);
-               });
+    each_piece(
+        at.p, at.query_blocks(ring.me), at.key_blocks(owner),
+        [&](const Problem& piece, Int row) { merged.add(piece, t, keys.K(), keys.V(), row); });
     if (s + 1 < ring.P) at.comm.wait();
     std::swap(here, coming);
   }
@@ -123,8 +122,8 @@ void ring_backward(const Rank<T>& at, const Backward<T>& t) {
     const auto count = std::size_t(2 * ring.numbers(owner));
     at.engine.fill(mine, count, 0);
     each_piece(p, at.query_blocks(ring.me), at.key_blocks(owner),
-               [&](const Problem& pair, Int row, Int key) {
-                 part.add(pair, t, keys.K(), keys.V(), row, key, contiguous(dQ, p.Hq, rows, p.d),
+               [&](const Problem& pair, Int row) {
+                 part.add(pair, t, keys.K(), keys.V(), row, contiguous(dQ, p.Hq, rows, p.d),
                           sums.K(), sums.V());
                });
     if (ring.P > 1) at.comm.wait();

@@ -337,15 +337,13 @@ class Measured {
     for (int owner = 0; owner < comm_.size(); ++owner) {
       const Tensors<T> t = t_.with_keys(rows_of(p_.Nk, comm_.size(), owner, options_.order));
       each_piece(p_, blocks(p_.Nq), blocks_of(p_.Nk, comm_.size(), owner, options_.order),
-                 [&](const Problem& pair, Int row, Int key) {
+                 [&](const Problem& pair, Int row) {
                    const Forward<T> f = t.forward_tensors();
-                   engine_->forward(pair, {from(f.Q, row), from(f.K, key), from(f.V, key),
-                                           from(f.O, row), f.LSE});
+                   engine_->forward(pair, {from(f.Q, row), f.K, f.V, from(f.O, row), f.LSE});
                    if (!pass.backward) return;
                    const Backward<T> b = t.backward_tensors();
-                   engine_->backward(pair, {from(b.Q, row), from(b.K, key), from(b.V, key),
-                                            from(b.O, row), from(b.dO, row), b.LSE, from(b.dQ, row),
-                                            from(b.dK, key), from(b.dV, key)});
+                   engine_->backward(pair, {from(b.Q, row), b.K, b.V, from(b.O, row),
+                                            from(b.dO, row), b.LSE, from(b.dQ, row), b.dK, b.dV});
                  });
     }
   }

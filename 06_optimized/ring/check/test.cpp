@@ -207,8 +207,7 @@ TEST(Blocks, ZigzagIsBalanced) {
     for (int r = 0; r < P; ++r) {
       Int seen = 0;
       each_piece(p, blocks_of(1024, P, r, Order::zigzag),
-                 blocks_of(1024, P, (r - s + P) % P, Order::zigzag),
-                 [&](const Problem& pair, Int, Int) {
+                 blocks_of(1024, P, (r - s + P) % P, Order::zigzag), [&](const Problem& pair, Int) {
                    for (Int i = 0; i < pair.Nq; ++i) seen += visible_keys(pair, 0, i);
                  });
       work.insert(seen);
@@ -230,10 +229,10 @@ TEST(Blocks, PiecesAreTheMask) {
                 const auto queries = blocks_of(Nq, P, r, Order::zigzag);
                 const auto keys = blocks_of(Nk, P, o, Order::zigzag);
                 std::set<std::pair<Int, Int>> got, want;
-                each_piece(p, queries, keys, [&](const Problem& pair, Int row, Int key) {
+                each_piece(p, queries, keys, [&](const Problem& pair, Int row) {
                   for (Int i = 0; i < pair.Nq; ++i)
                     for (Int j = 0; j < visible_keys(pair, 0, i); ++j)
-                      EXPECT_TRUE(got.insert({row + i, key + j}).second) << "a pair twice";
+                      EXPECT_TRUE(got.insert({row + i, j}).second) << "a pair twice";
                 });
                 Int row = 0;
                 for (const Block& q : queries)
@@ -251,14 +250,18 @@ TEST(Blocks, PiecesAreTheMask) {
 }
 
 TEST(Blocks, FewPieces) {
-  // Its own keys: two triangles and the square below them. Of others a column or a row of squares;
-  // the last rank's two blocks touch, so that they are one.
+  // Its own keys are one triangle, although its blocks do not touch; those of others are one
+  // rectangle: a column of squares or a row. Without a mask it is everything.
   const Problem p = sized(1, 1, 1, 64, 64, 4, Causal::top_left).p;
   int launches = 0;
   for (int o = 0; o < 4; ++o)
     each_piece(p, blocks_of(64, 4, 1, Order::zigzag), blocks_of(64, 4, o, Order::zigzag),
-               [&](const Problem&, Int, Int) { ++launches; });
-  EXPECT_EQ(launches, 3 + 2 + 2 + 1);
+               [&](const Problem&, Int) { ++launches; });
+  EXPECT_EQ(launches, 4);
+  const auto early_and_late = blocks_of(64, 4, 1, Order::zigzag);
+  EXPECT_EQ(pieces_of(p, early_and_late, early_and_late).size(), 1u);
+  const Problem open = sized(1, 1, 1, 64, 64, 4, Causal::none).p;
+  EXPECT_EQ(pieces_of(open, early_and_late, blocks_of(64, 4, 2, Order::zigzag)).size(), 1u);
 }
 
 // ---- two results are one -----------------------------------------------------------------------
@@ -665,11 +668,11 @@ TEST(Faults, ARankThatThrows) {
   for (const Method method : {Method::ring, Method::gather})
     for (const bool backward : {false, true})
       for (int pair = 0; pair < (method == Method::ring ? 4 : 1); ++pair) {
-        const Spec spec = sized(1, 1, 1, 40, 40, 4);  // one piece for each pair of blocks: 4 a step
+        const Spec spec = sized(1, 1, 1, 40, 40, 4);  // one piece a step
         const auto make = [&](int rank) -> std::unique_ptr<Engine<float>> {
           if (rank != 1) return cpu_engine<float>();
           return std::make_unique<Faulty>(
-              4 * pair, [] { throw std::runtime_error("the card fell off the bus"); });
+              pair, [] { throw std::runtime_error("the card fell off the bus"); });
         };
         const auto start = Clock::now();
         ForwardCase<float> f(spec, true);
@@ -694,7 +697,7 @@ TEST(Faults, ARankThatHangs) {
   std::atomic<int> over{0};
   const auto make = [&](int rank) -> std::unique_ptr<Engine<float>> {
     if (rank != 2) return cpu_engine<float>();
-    return std::make_unique<Faulty>(4, [&] {
+    return std::make_unique<Faulty>(1, [&] {
       while (over < 3) std::this_thread::sleep_for(milliseconds(1));
     });
   };
