@@ -16,6 +16,7 @@ def sdpa(q: Tensor, k: Tensor, v: Tensor, causal: int, scale: Optional[float], k
          window: tuple[int, int], dropout: float, bnhd: bool) -> Tensor:
     if bnhd:
         q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+    q, k, v = (at_16_bytes(x) for x in (q, k, v))
     if k.shape[2] == 0:  # no row sees a key
         out = q.new_zeros(*q.shape[:3], v.shape[3]) + 0 * q.sum()
         return out.transpose(1, 2) if bnhd else out
@@ -34,6 +35,14 @@ def sdpa(q: Tensor, k: Tensor, v: Tensor, causal: int, scale: Optional[float], k
         out = functional.scaled_dot_product_attention(q, k, v, seen | none, dropout, False, scale=scale, **groups)
         out = out.masked_fill(none, 0)
     return out.transpose(1, 2) if bnhd else out
+
+
+def at_16_bytes(x: Tensor) -> Tensor:
+    """A copy of tensors on a GPU that begin, or have a row that begins, elsewhere. PyTorch's kernels do not look: of
+    such tensors some give wrong numbers, and some end with a misaligned address (PyTorch 2.11 on an H200)."""
+    if x.is_cuda and any((n * x.element_size()) % 16 for n in (x.storage_offset(), *x.stride()[:-1])):
+        return x.clone(memory_format=torch.contiguous_format)
+    return x
 
 
 def visible(Nq: int, Nk: int, causal: int, key_lengths: Optional[Tensor], window: tuple[int, int],
