@@ -271,7 +271,10 @@ TEST(Threads, AsManyAreStartedAsAreTold) {
       return share_of_other_threads([&] { tiled_cpu::forward(call.p, call.t, {kernel, threads}); });
     };
     EXPECT_LE(share(1), 0.05) << "fast: " << (kernel == Kernel::fast);
-    EXPECT_GE(share(3), 0.05) << "fast: " << (kernel == Kernel::fast);
+    // On a busy machine a call may be over before the others had a core.
+    double most = 0;
+    for (int n = 0; n < 20 && most < 0.05; ++n) most = std::max(most, share(3));
+    EXPECT_GE(most, 0.05) << "fast: " << (kernel == Kernel::fast);
   }
 }
 
