@@ -6,6 +6,7 @@
 #include <type_traits>
 
 #include "06_optimized/optimized.hpp"
+#include "06_optimized/order.cuh"
 #include "common/core/check.hpp"
 #include "common/core/tuned.hpp"
 
@@ -123,11 +124,11 @@ std::string wrong_capability(const std::string& who, int wanted, int here) {
          (alone ? " alone" : " and later") + ", this GPU is " + capability(here);
 }
 
-std::size_t scratch_bytes(const Problem& p, Kernel kernel) {
-  const bool masked = p.causal != Causal::none || p.key_lengths;
+std::size_t scratch_bytes(const Problem& p, Kernel kernel, bool counted) {
   kernel = chosen(kernel);
-  const bool counts = kernel == Kernel::longest_first || kernel == Kernel::hopper;
-  return masked && counts ? sizeof(unsigned) : 0;
+  const bool can = kernel == Kernel::longest_first || kernel == Kernel::hopper;
+  const bool asked = counted && kernel == Kernel::hopper;
+  return (can && tiles_differ(p)) || asked ? sizeof(unsigned) : 0;
 }
 
 template <class T>
@@ -175,7 +176,7 @@ Kernel forward(const Problem& p, const Forward<T>& t, const Options& options) {
     const std::string why_not = unsupported(p, t, kernel);
     require(why_not.empty(), "optimized: ", why_not);
     check_scratch(std::string("optimized: ") + name(kernel), options.scratch, "scratch_bytes()",
-                  scratch_bytes(p, kernel), alignof(unsigned));
+                  scratch_bytes(p, kernel, options.counted), alignof(unsigned));
     if (p.B == 0 || p.Hq == 0 || p.Nq == 0) return kernel;
     // The smallest tile has 64 rows; a grid has at most 2^31 - 1 blocks along x.
     require(
@@ -186,7 +187,7 @@ Kernel forward(const Problem& p, const Forward<T>& t, const Options& options) {
     const Rung& r = rung(kernel);
     if (p.Nk == 0 && r.capability == 90 && !r.whole_contract) kernel = Kernel::swizzle;
     Options launched = options;
-    if (scratch_bytes(p, kernel) == 0) launched.scratch = {};
+    if (scratch_bytes(p, kernel, options.counted) == 0) launched.scratch = {};
     const float scale = float(p.softmax_scale());
     const auto type = std::is_same_v<T, __half> ? TunedCall::fp16 : TunedCall::bf16;
     const bool tunable = kernel == Kernel::fa2 || kernel == Kernel::hopper;

@@ -87,12 +87,15 @@ struct Options {
   Kernel kernel = Kernel::best;
   cudaStream_t stream = nullptr;
   Scratch scratch = {};  // scratch_bytes() of device memory, aligned to 4
+  // hopper: take tiles by a counter where all cost the same, too. For a GPU that is not this call's
+  // alone: a block that has to wait for its SM then takes fewer, and nobody waits for it.
+  bool counted = false;
 };
 
 // Device memory that the kernel needs beside its arguments: 4 bytes, to count tiles, for a hopper
-// with a mask; else 0. What it holds before does not matter. Calls that may run at the same time
-// need one each.
-std::size_t scratch_bytes(const Problem& p, Kernel kernel = Kernel::best);
+// with a mask or if `counted`; else 0. What it holds before does not matter. Calls that may run at
+// the same time need one each.
+std::size_t scratch_bytes(const Problem& p, Kernel kernel = Kernel::best, bool counted = false);
 
 // Empty, or a sentence that says why `kernel` cannot take this problem on the current GPU.
 // T: __half or __nv_bfloat16.

@@ -265,7 +265,7 @@ void launch(const Problem& p, const Forward<T>& t, float scale, unsigned* taken,
   constexpr std::size_t bytes = sizeof(Shared<Tiles, T>);
   static_assert(bytes <= 227 * 1024);
   const ForwardMaps maps = Tiles::tma ? maps_of(p, t, Tiles::Br, Tiles::Bc) : ForwardMaps{};
-  const Order<int> order = order_of<Tiles>(p, taken);
+  const Order<int> order = order_of<Tiles>(p, taken && tiles_differ(p));
   if (taken) FA_CUDA_CHECK(cudaMemsetAsync(taken, 0, sizeof *taken, stream));
   const auto kernel = hopper_kernel<Tiles, T>;
   allow_shared_memory(kernel, bytes);
@@ -288,7 +288,7 @@ void launch_hopper(const Problem& p, const Forward<T>& t, float scale, unsigned*
   if (!maps) return run(launch<Carried<256>, T>);
   if (p.d > 128) return run(launch<D256, T>);
   if (p.d > 64) return run(p.Nk < 2048 ? launch<D128Short, T> : launch<D128, T>);
-  run(taken && p.Nk <= 1024 ? launch<D64Short, T> : launch<D64, T>);
+  run(taken && tiles_differ(p) && p.Nk <= 1024 ? launch<D64Short, T> : launch<D64, T>);
 }
 
 template void launch_hopper(const Problem&, const Forward<__half>&, float, unsigned*, cudaStream_t);

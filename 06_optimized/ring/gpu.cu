@@ -103,7 +103,8 @@ class GpuEngine : public Engine<T> {
     const Problem p = with_lengths(pair);
     optimized::Options options;
     options.stream = stream_;
-    options.scratch = scratch(optimized::scratch_bytes(p));
+    options.counted = true;  // messages have some SMs for a while
+    options.scratch = scratch(optimized::scratch_bytes(p, options.kernel, options.counted));
     optimized::forward(p, t, options);
   }
   void backward(const Problem& pair, const Backward<T>& t) override {

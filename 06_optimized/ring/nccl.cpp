@@ -152,7 +152,12 @@ class Event {
 class OverNccl : public NcclCommunicator {
  public:
   OverNccl(Assembly& assembly, cudaStream_t engine)
-      : assembly_(assembly), engine_(engine), ready_(false), came_(false), end_(false) {
+      : assembly_(assembly),
+        engine_(engine),
+        ready_(false),
+        begun_(false),
+        came_(false),
+        end_(false) {
     try {
       start();
     } catch (const std::exception& error) {
@@ -188,6 +193,7 @@ class OverNccl : public NcclCommunicator {
     // What is sent is written, and what is received is no longer read, once the engine comes here.
     ready_.record(engine_);
     FA_CUDA_CHECK(cudaStreamWaitEvent(stream_, ready_, 0));
+    begun_.record(stream_);
     if (recording_) times_.back()->copy_from.record(stream_);
     {
       const std::lock_guard lock(mutex_);
@@ -209,6 +215,9 @@ class OverNccl : public NcclCommunicator {
     // The group is on the stream once NCCL says so: the first one connects the ranks.
     until_done("ncclGroupEnd", std::max(assembly_.patience(), milliseconds(60000)));
     came_.record(stream_);
+    // NCCL's blocks take their SMs first. Behind a kernel that fills the GPU, and stays until its end,
+    // they would wait for that end, and the next step for them.
+    FA_CUDA_CHECK(cudaStreamWaitEvent(engine_, begun_, 0));
     if (recording_) times_.back()->copy_to.record(stream_);
     for (const Message& message : sent) bytes_sent += std::int64_t(message.bytes);
   }
@@ -384,7 +393,7 @@ class OverNccl : public NcclCommunicator {
   Nccl nccl_{};
   std::mutex mutex_;  // of comm_: this thread's calls, and the end by the one that watches
   Comm comm_ = nullptr;
-  Event ready_, came_, end_;
+  Event ready_, begun_, came_, end_;
   bool recording_ = false;
   std::unique_ptr<Event> base_, last_;
   std::vector<std::unique_ptr<Times>> times_;
