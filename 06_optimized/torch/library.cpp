@@ -9,7 +9,8 @@
 #include "common/core/check.hpp"
 #include "common/core/tensor.hpp"
 
-// What this library holds: FA_TORCH_CUDA for kernels, FA_TORCH_MINE for one stage alone.
+// What this library holds: FA_TORCH_CUDA for kernels, FA_TORCH_MINE for one stage alone, and then
+// none of the walks.
 #ifndef FA_TORCH_MINE
 #define FA_TORCH_MINE (-1)
 #endif
@@ -44,6 +45,11 @@
 #include "06_optimized/backward.hpp"
 #include "06_optimized/optimized.hpp"
 #endif
+#if FA_TORCH_MINE == -1
+#define FA_TORCH_WALKS
+#include "06_optimized/beyond/dropout/dropout.hpp"
+#include "06_optimized/beyond/masks/masks.hpp"
+#endif
 #endif
 
 namespace {
@@ -53,6 +59,8 @@ using Call = fa_torch_call;
 
 // Of 05, beside its kernels: the backward for host memory, and two_kernels with the lesson's tiles.
 [[maybe_unused]] constexpr int on_cpu = -1, lesson = -2;
+// Of 06, beside its kernels: the walks of beyond/, forward and backward.
+[[maybe_unused]] constexpr int windows = -1, drops = -2;
 
 Problem problem_of(const Call& c) {
   Problem p;
@@ -105,6 +113,14 @@ void with_half(const Call& c, F f) {
 }
 #endif
 
+#ifdef FA_TORCH_WALKS
+template <class F>
+void with_float_or_half(const Call& c, F f) {
+  if (c.dtype == 0) return f(float());
+  with_half(c, f);
+}
+#endif
+
 #ifdef FA_TORCH_CUDA
 void refuse(const std::string& why) { require(why.empty(), why); }
 cudaStream_t stream_of(const Call& c) { return static_cast<cudaStream_t>(c.at.stream); }
@@ -119,6 +135,50 @@ void use_device([[maybe_unused]] const Call& c) {
   if (device != c.device) FA_CUDA_CHECK(cudaSetDevice(static_cast<int>(c.device)));
 #endif
 }
+#endif
+
+// ---- the walks ---------------------------------------------------------------------------------
+
+#ifdef FA_TORCH_WALKS
+masks::Pattern pattern_of(const Call& c) {
+  masks::Pattern m;
+  if (c.window_left >= 0) m.left = c.window_left;
+  if (c.window_right >= 0) m.right = c.window_right;
+  m.top_left = static_cast<Causal>(c.causal) != Causal::bottom_right;
+  return m;
+}
+dropout::Dropout dropout_of(const Call& c) {
+  require(c.dropout == 0 || c.at.seed, "dropout wants a seed, two integers, got none");
+  return {c.dropout, 0, 0, static_cast<const std::uint64_t*>(c.at.seed)};
+}
+
+void walk_forward(const Call& c) {
+  with_float_or_half(c, [&]<class T>(T) {
+    if (c.kernel == windows)
+      masks::forward(problem_of(c), pattern_of(c), forward_of<T>(c), {stream_of(c), {}});
+    else
+      dropout::forward(problem_of(c), dropout_of(c), forward_of<T>(c), {stream_of(c), {}});
+  });
+}
+void walk_backward(const Call& c) {
+  with_float_or_half(c, [&]<class T>(T) {
+    const Problem p = problem_of(c);
+    const Backward<T> t = backward_of<T>(c);
+    if (c.kernel == windows)
+      masks::backward(p, pattern_of(c), t, nullptr, {stream_of(c), scratch_of(c)});
+    else
+      dropout::backward(p, dropout_of(c), t, {stream_of(c), scratch_of(c)});
+  });
+}
+std::size_t walk_backward_needs(const Call& c) {
+  std::size_t bytes = 0;
+  with_float_or_half(c, [&]<class T>(T) {
+    const Problem p = problem_of(c);
+    bytes = c.kernel == windows ? masks::scratch_bytes<T>(p) : dropout::scratch_bytes<T>(p);
+  });
+  return bytes;
+}
+bool is_walk(const Call& c) { return c.stage == 6 && (c.kernel == windows || c.kernel == drops); }
 #endif
 
 // ---- forward -----------------------------------------------------------------------------------
@@ -155,6 +215,9 @@ void forward(const Call& c) {
 #ifdef FA_TORCH_CUDA
   [[maybe_unused]] const Problem p = problem_of(c);
   use_device(c);
+#ifdef FA_TORCH_WALKS
+  if (is_walk(c)) return walk_forward(c);
+#endif
 #if FA_TORCH_HAS(4)
   if (c.stage == 4 && c.dtype == 0) {
     cuda_forward::forward(
@@ -181,6 +244,9 @@ std::size_t forward_needs(const Call& c) {
   [[maybe_unused]] const Problem p = problem_of(c);
   [[maybe_unused]] std::size_t bytes = 0;
   use_device(c);
+#ifdef FA_TORCH_WALKS
+  if (is_walk(c)) return 0;  // they say themselves what does not fit, before they write
+#endif
 #if FA_TORCH_HAS(4)
   if (c.stage == 4 && c.dtype == 0) {
     const auto kernel = static_cast<cuda_forward::Kernel>(c.kernel);
@@ -242,6 +308,9 @@ void backward(const Call& c) {
 #endif
 #ifdef FA_TORCH_CUDA
   use_device(c);
+#ifdef FA_TORCH_WALKS
+  if (is_walk(c)) return walk_backward(c);
+#endif
 #if FA_TORCH_HAS(5)
   if (c.stage == 5 && c.dtype == 0)
     return cuda_backward::backward(p, backward_of<float>(c), options_of_05(c));
@@ -260,6 +329,9 @@ std::size_t backward_needs(const Call& c) {
 #ifdef FA_TORCH_CUDA
   [[maybe_unused]] const Problem p = problem_of(c);
   use_device(c);
+#ifdef FA_TORCH_WALKS
+  if (is_walk(c)) return walk_backward_needs(c);
+#endif
 #if FA_TORCH_HAS(5)
   if (c.stage == 5 && c.dtype == 0) {
     check_problem("cuda_backward", p, cuda_backward::max_d);
@@ -342,6 +414,12 @@ std::string all_kernels() {
   for (std::size_t n = 0; n < count; ++n)
     line(text, "backward", std::string("06.backward_") + down[n].name, 6, int(down[n].kernel),
          FA_TORCH_DEVICE, down[n].fp16 ? halves : "bfloat16");
+#endif
+#ifdef FA_TORCH_WALKS
+  for (const char* way : {"forward", "backward"}) {
+    line(text, way, "beyond.masks", 6, windows, FA_TORCH_DEVICE, "float,half,bfloat16");
+    line(text, way, "beyond.dropout", 6, drops, FA_TORCH_DEVICE, "float,half,bfloat16");
+  }
 #endif
 #endif
   return text;

@@ -19,16 +19,17 @@ struct fa_torch_call {
   std::int64_t device;         // -1: the CPU, else a GPU's number
   std::int64_t stage, kernel;  // as fa_torch_kernels() lists them
   std::int64_t deterministic;  // the backward gives the same bits in every run, or refuses
-  // What walks take: keys [i + shift - left, i + shift + right] of row i (-1: no limit), where
-  // shift is 0 at the top left and Nk - Nq at the bottom right; and which weights are dropped.
+  // What walks take: row i sees keys i + shift - left to i + shift + right (-1: no limit), where
+  // shift is Nk - Nq at the bottom right, else 0; and the share of weights that is dropped.
   std::int64_t window_left, window_right;
   double dropout;
-  std::int64_t seed;
   std::int64_t scratch_bytes;
   fa_torch_strides Q, K, V, O, dO, dQ, dK, dV;
   struct {
-    std::int64_t threads;                  // on the CPU; 0: all cores
-    void *stream, *scratch, *key_lengths;  // key_lengths: [B] of 64 bits, or null
+    std::int64_t threads;  // on the CPU; 0: all cores
+    void *stream, *scratch;
+    void* key_lengths;  // [B] of 64 bits, or null
+    void* seed;         // of a dropout: seed and offset, of 64 bits; read when the kernel runs
     void *LSE, *Q, *K, *V, *O, *dO, *dQ, *dK, *dV;
   } at;
 };
@@ -50,7 +51,4 @@ int fa_torch_backward(const fa_torch_call* call);  // reads O, LSE, dO; writes d
 // Can it, and with how much scratch? `call` is complete but for the scratch.
 int fa_torch_forward_needs(const fa_torch_call* call, std::int64_t* bytes);
 int fa_torch_backward_needs(const fa_torch_call* call, std::int64_t* bytes);
-
-// A walk that is built in has functions of its own: fa_torch_window_forward, _backward,
-// _forward_needs, _backward_needs, and fa_torch_dropout_*. Who finds none says so.
 }

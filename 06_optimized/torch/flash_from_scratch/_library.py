@@ -14,8 +14,8 @@ ENVIRONMENT = "FLASH_FROM_SCRATCH_LIBRARY"
 NAMES = ("libfa_torch.so", "libfa_torch.dylib")
 
 # fa_torch_call. The first part depends on shapes, strides and choices alone, and is kept; the second is this call's.
-PREFIX = struct.Struct("=7qd7qdqq24q")
-POINTERS = struct.Struct("=q12Q")
+PREFIX = struct.Struct("=7qd7qdq24q")
+POINTERS = struct.Struct("=q13Q")
 
 
 class Cannot(ValueError):
@@ -32,7 +32,7 @@ class Kernel(NamedTuple):
 
 
 class Library:
-    """One libfa_torch. Functions of walks that it lacks are None."""
+    """One libfa_torch."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -52,9 +52,6 @@ class Library:
         self.kernels = [_kernel(line) for line in self._text("kernels").splitlines()]
         self.forward, self.forward_needs = self._run("forward"), self._needs("forward")
         self.backward, self.backward_needs = self._run("backward"), self._needs("backward")
-
-    def has(self, walk: str) -> bool:
-        return hasattr(self._c, f"fa_torch_{walk}_forward")
 
     def raise_error(self, code: int) -> None:
         words = self._text("error")

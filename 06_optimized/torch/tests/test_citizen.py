@@ -13,7 +13,7 @@ import flash_from_scratch
 from flash_from_scratch import attention
 from flash_from_scratch import _operators as operators
 
-CHOICES = (1, None, "best", False, False, -1, -1, 0.0, 0)
+CHOICES = (1, None, "best", False, False, -1, -1, 0.0)
 
 
 class Operators(Case):
@@ -21,14 +21,15 @@ class Operators(Case):
         for dtype in (torch.float32, torch.float64):
             for bnhd in (False, True):
                 for lengths in (None, torch.tensor([50, 3])):
-                    choices = (2, 0.4, "best", False, bnhd, -1, -1, 0.0, 0)
+                    choices = (2, 0.4, "best", False, bnhd, -1, -1, 0.0)
                     inputs = tensors(dtype=dtype, layout="bnhd" if bnhd else "bhnd", grad=True)
-                    torch.library.opcheck(operators.attention, (*inputs, lengths, *choices))
+                    torch.library.opcheck(operators.attention, (*inputs, lengths, None, *choices))
                     detached = [x.detach() for x in inputs]
-                    out, lse = operators.attention(*detached, lengths, *choices)
-                    torch.library.opcheck(operators.attention_backward, (torch.ones_like(out), *detached, out, lse, lengths, *choices))
+                    out, lse = operators.attention(*detached, lengths, None, *choices)
+                    torch.library.opcheck(operators.attention_backward,
+                                          (torch.ones_like(out), *detached, out, lse, lengths, None, *choices))
         strided = [x.transpose(1, 2).requires_grad_() for x in tensors(layout="bnhd")]
-        torch.library.opcheck(operators.attention, (*strided, None, *CHOICES))
+        torch.library.opcheck(operators.attention, (*strided, None, None, *CHOICES))
 
     def test_fake_tensors_tell_shapes_and_strides(self) -> None:
         from torch._subclasses.fake_tensor import FakeTensorMode

@@ -24,11 +24,11 @@ class Gradients(Case):
         inputs = tensors(Nq=3, Nk=5, d=4, dtype=torch.float64, grad=True)
         self.assertTrue(torch.autograd.gradcheck(lambda q, k, v: attention(q, k, v, kernel="00"), inputs))
         self.assertTrue(torch.autograd.gradcheck(
-            lambda q, k, v: operator(q, k, v, None, 1, 0.7, "best", False, False, -1, -1, 0.0, 0)[0], inputs))
+            lambda q, k, v: operator(q, k, v, None, None, 1, 0.7, "best", False, False, -1, -1, 0.0)[0], inputs))
 
     def test_second_derivatives_are_refused_in_words(self) -> None:
         inputs = tensors(grad=True)
-        for attend in (attention, lambda q, k, v: operator(q, k, v, None, 0, None, "best", False, False, -1, -1, 0.0, 0)[0]):
+        for attend in (attention, lambda q, k, v: operator(q, k, v, None, None, 0, None, "best", False, False, -1, -1, 0.0)[0]):
             first = torch.autograd.grad(attend(*inputs).square().sum(), inputs, create_graph=True)
             with self.assertRaisesRegex(RuntimeError, "second derivatives are not built in"):
                 first[0].sum().backward()
