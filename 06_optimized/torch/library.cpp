@@ -47,6 +47,7 @@
 #endif
 #if FA_TORCH_MINE == -1
 #define FA_TORCH_WALKS
+#include "06_optimized/beyond/decode/decode.hpp"
 #include "06_optimized/beyond/dropout/dropout.hpp"
 #include "06_optimized/beyond/masks/masks.hpp"
 #endif
@@ -59,8 +60,8 @@ using Call = fa_torch_call;
 
 // Of 05, beside its kernels: the backward for host memory, and two_kernels with the lesson's tiles.
 [[maybe_unused]] constexpr int on_cpu = -1, lesson = -2;
-// Of 06, beside its kernels: the walks of beyond/, forward and backward.
-[[maybe_unused]] constexpr int windows = -1, drops = -2;
+// Of 06, beside its kernels: walks of beyond/.
+[[maybe_unused]] constexpr int windows = -1, drops = -2, decodes = -3;
 
 Problem problem_of(const Call& c) {
   Problem p;
@@ -179,7 +180,47 @@ std::size_t walk_backward_needs(const Call& c) {
   return bytes;
 }
 bool is_walk(const Call& c) { return c.stage == 6 && (c.kernel == windows || c.kernel == drops); }
+
+template <class T>
+decode::Tensors<T> decode_of(const fa_torch_decode_call& step) {
+  const Call& c = step.call;
+  decode::Tensors<T> t;
+  t.Q = view<T>(c.at.Q, c.Q);
+  t.cache.K = view<T>(c.at.K, c.K);
+  t.cache.V = view<T>(c.at.V, c.V);
+  t.cache.table = static_cast<const std::int32_t*>(step.at.table);
+  t.cache.table_stride = step.table_stride;
+  t.cache.page_size = step.page_size;
+  t.cache.pages = step.pages;
+  t.new_K = view<T>(step.at.new_K, step.new_K);
+  t.new_V = view<T>(step.at.new_V, step.new_V);
+  t.O = view<T>(c.at.O, c.O);
+  return t;
+}
 #endif
+
+void decode_step([[maybe_unused]] const fa_torch_decode_call& step) {
+#ifdef FA_TORCH_WALKS
+  const Call& c = step.call;
+  use_device(c);
+  return with_float_or_half(c, [&]<class T>(T) {
+    decode::forward(problem_of(c), decode_of<T>(step), {true, 0, stream_of(c), scratch_of(c)});
+  });
+#else
+  no_kernel(step.call);
+#endif
+}
+std::size_t decode_needs([[maybe_unused]] const fa_torch_decode_call& step) {
+#ifdef FA_TORCH_WALKS
+  const Call& c = step.call;
+  std::size_t bytes = 0;
+  use_device(c);
+  with_float_or_half(c, [&]<class T>(T) { bytes = decode::scratch_bytes<T>(problem_of(c)); });
+  return bytes;
+#else
+  no_kernel(step.call);
+#endif
+}
 
 // ---- forward -----------------------------------------------------------------------------------
 
@@ -420,6 +461,7 @@ std::string all_kernels() {
     line(text, way, "beyond.masks", 6, windows, FA_TORCH_DEVICE, "float,half,bfloat16");
     line(text, way, "beyond.dropout", 6, drops, FA_TORCH_DEVICE, "float,half,bfloat16");
   }
+  line(text, "decode", "beyond.decode", 6, decodes, FA_TORCH_DEVICE, "float,half,bfloat16");
 #endif
 #endif
   return text;
@@ -446,6 +488,7 @@ int as_c(F f) {
 }  // namespace
 
 std::int64_t fa_torch_call_bytes() { return sizeof(Call); }
+std::int64_t fa_torch_decode_call_bytes() { return sizeof(fa_torch_decode_call); }
 const char* fa_torch_kernels() {
   static const std::string text = all_kernels();
   return text.c_str();
@@ -467,4 +510,10 @@ int fa_torch_forward_needs(const Call* call, std::int64_t* bytes) {
 }
 int fa_torch_backward_needs(const Call* call, std::int64_t* bytes) {
   return as_c([&] { *bytes = static_cast<std::int64_t>(backward_needs(*call)); });
+}
+int fa_torch_decode(const fa_torch_decode_call* call) {
+  return as_c([&] { decode_step(*call); });
+}
+int fa_torch_decode_needs(const fa_torch_decode_call* call, std::int64_t* bytes) {
+  return as_c([&] { *bytes = static_cast<std::int64_t>(decode_needs(*call)); });
 }

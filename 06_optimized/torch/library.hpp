@@ -34,10 +34,23 @@ struct fa_torch_call {
   } at;
 };
 
-// Of fa_torch_call; who lays it out otherwise is of another version.
+// One to eight new tokens of each sequence against all that it has had, which lie in pages. Of the
+// call K and V are the pages, [pages, Hkv, page_size, d], key_lengths are lengths with the new
+// tokens, and Nk is the largest of them; the new ones are put into their pages.
+struct fa_torch_decode_call {
+  fa_torch_call call;
+  std::int64_t page_size, pages, table_stride;
+  fa_torch_strides new_K, new_V;
+  struct {
+    void *table, *new_K, *new_V;  // table: [B, table_stride] of 32 bits
+  } at;
+};
+
+// Of fa_torch_call and fa_torch_decode_call; who lays them out otherwise is of another version.
 std::int64_t fa_torch_call_bytes();
-// One line for each kernel: "forward 06.fa2 6 6 cuda half,bfloat16", which is way, name, stage,
-// kernel, where its tensors are, and their types.
+std::int64_t fa_torch_decode_call_bytes();
+// One line for each kernel: "forward 06.fa2 6 6 cuda half,bfloat16", which is way (or backward, or
+// decode), name, stage, kernel, where its tensors are, and their types.
 const char* fa_torch_kernels();
 // Where the course is that this was built from, and the stage that it was built for alone, or "".
 const char* fa_torch_source();
@@ -51,4 +64,6 @@ int fa_torch_backward(const fa_torch_call* call);  // reads O, LSE, dO; writes d
 // Can it, and with how much scratch? `call` is complete but for the scratch.
 int fa_torch_forward_needs(const fa_torch_call* call, std::int64_t* bytes);
 int fa_torch_backward_needs(const fa_torch_call* call, std::int64_t* bytes);
+int fa_torch_decode(const fa_torch_decode_call* call);
+int fa_torch_decode_needs(const fa_torch_decode_call* call, std::int64_t* bytes);
 }

@@ -37,7 +37,7 @@ class Choice(NamedTuple):
 
 def kernels() -> list[str]:
     """The names that `kernel=` takes, beside "best", a stage's number and "mine"."""
-    return list(dict.fromkeys(one.name for one in library().kernels))
+    return list(dict.fromkeys(one.name for one in library().kernels if one.way != "decode"))
 
 
 @functools.lru_cache(maxsize=None)
@@ -82,6 +82,13 @@ def why_not(wanted: str, dtype: torch.dtype, device: str, walks: tuple[str, ...]
     if choice.forward.stage == 6 and dtype != torch.float32 and scale_sign <= 0:
         return f"{choice.forward.name} takes the maximum before scaling and wants scale > 0", 0
     return "", choice.largest_d(dtype)
+
+
+def decoder(dtype: torch.dtype, device: str) -> Kernel:
+    """The walk that writes a token at a time. Raises Cannot, in one sentence."""
+    if dtype not in TYPES:
+        raise Cannot(f"beyond.decode takes float16, bfloat16 and float32, got {str(dtype)[6:]}")
+    return _fits("decode", "beyond.decode", TYPES[dtype], device, library())
 
 
 def _of_walk(walks: tuple[str, ...], names: list[str], dtype: str, device: str, main: Library) -> Choice:
