@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""./learn train: a small GPT learns to write like this course, one character at a time, with the attention that you name.
+"""./learn train: a small GPT learns to write like this course, a character at a time, with the attention that you name.
 
 The model is Transformer blocks in plain PyTorch; line by line it is what a large one is. Its attention is one call.
 """
@@ -43,7 +43,8 @@ def text() -> str:
     """What is running text on its pages: no marks, code, tables or headings."""
     pages = sorted(ROOT.glob("0?_*/**/*.md")) + sorted(ROOT.glob("docs/*.md"))
     pages = [page for page in pages if not {"mine", "hunt"} & set(page.parts)]
-    bare = (re.sub(r"<!--.*?-->|^```.*?^```$|^[|#<!].*?$", "", page.read_text(encoding="utf-8"), flags=re.S | re.M) for page in pages)
+    bare = (re.sub(r"<!--.*?-->|^```.*?^```$|^[|#<!].*?$", "", page.read_text(encoding="utf-8"), flags=re.S | re.M)
+            for page in pages)
     words = re.sub(r"!?\[([^]]*)\]\([^)]*\)|[*`]", r"\1", "\n".join(bare))  # of links what is read, and no stars
     return re.sub(r"\n{2,}", "\n\n", words)
 
@@ -157,9 +158,11 @@ class Run:
         tokens = self.characters.encode(everything).to(options.device)
         self.seen, self.unseen = tokens[:-len(tokens) // 20], tokens[-len(tokens) // 20:]
         attend, self.new_cache = attention_by_name(options.attention, options.device, options.context)
-        self.model = Gpt(len(self.characters.all), options.context, options.width, options.layers, options.heads, attend)
+        self.model = Gpt(len(self.characters.all), options.context, options.width, options.layers, options.heads,
+                         attend)
         self.model.to(options.device)
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=options.rate, betas=(0.9, 0.95), weight_decay=0.1)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=options.rate, betas=(0.9, 0.95),
+                                           weight_decay=0.1)
         self.dice = torch.Generator().manual_seed(options.seed)  # which passages are read
         self.step, self.seconds, self.losses = 0, 0.0, []  # (step, seconds, loss)
         self.saved = time.monotonic()
@@ -175,8 +178,8 @@ class Run:
 
     def rate(self) -> float:
         """Up over 50 steps, then down along a cosine to a tenth."""
-        done = self.step / self.o.steps
-        return self.o.rate * min(1, (self.step + 1) / 50) * (0.55 + 0.45 * torch.cos(torch.tensor(done * 3.1416)).item())
+        cosine = torch.cos(torch.tensor(self.step / self.o.steps * 3.1416)).item()
+        return self.o.rate * min(1, (self.step + 1) / 50) * (0.55 + 0.45 * cosine)
 
     def one_step(self) -> float:
         for group in self.optimizer.param_groups:
@@ -248,8 +251,9 @@ class Run:
     def save(self) -> None:
         OUT.mkdir(parents=True, exist_ok=True)
         new = self.file(".pt.part")
-        torch.save({"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict(), "dice": self.dice.get_state(),
-                    "step": self.step, "seconds": self.seconds, "losses": self.losses, "shape": shape_of(self.o)}, new)
+        torch.save({"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict(),
+                    "dice": self.dice.get_state(), "step": self.step, "seconds": self.seconds, "losses": self.losses,
+                    "shape": shape_of(self.o)}, new)
         os.replace(new, self.file(".pt"))
         with open(self.file(".csv.part"), "w", newline="", encoding="utf-8") as out:
             csv.writer(out).writerows([("step", "seconds", "loss"), *self.losses])
@@ -268,8 +272,8 @@ class Run:
         self.step, self.seconds, self.losses = kept["step"], kept["seconds"], [tuple(one) for one in kept["losses"]]
 
 
-def shape_of(options: argparse.Namespace) -> str:
-    return f"context {options.context}, width {options.width}, layers {options.layers}, heads {options.heads}, seed {options.seed}"
+def shape_of(o: argparse.Namespace) -> str:
+    return f"context {o.context}, width {o.width}, layers {o.layers}, heads {o.heads}, seed {o.seed}"
 
 
 def chart() -> str:
@@ -281,7 +285,8 @@ def chart() -> str:
     except ImportError:
         return "no chart: this Python has no matplotlib"
     figure, axes = pyplot.subplots(1, 2, figsize=(9, 3.5), sharey=True, layout="constrained")
-    for file in sorted(OUT.glob("*.csv")):
+    files = sorted(OUT.glob("*.csv"))
+    for file in files:
         rows = [tuple(map(float, row)) for row in list(csv.reader(file.open(encoding="utf-8")))[1:]]
         for panel, column in zip(axes, (0, 1)):
             panel.plot([row[column] for row in rows], [row[2] for row in rows], label=file.stem, linewidth=1)
@@ -291,7 +296,7 @@ def chart() -> str:
     axes[0].set_ylabel("loss of a batch")
     axes[0].legend(frameon=False)
     figure.savefig(OUT / "losses.svg", facecolor="white")
-    return f"{(OUT / 'losses.svg').relative_to(ROOT)} shows the losses of {', '.join(file.stem for file in sorted(OUT.glob('*.csv')))}"
+    return f"{(OUT / 'losses.svg').relative_to(ROOT)} shows the losses of {', '.join(file.stem for file in files)}"
 
 
 class Parser(argparse.ArgumentParser):
@@ -305,13 +310,15 @@ def arguments() -> argparse.Namespace:
             raise argparse.ArgumentTypeError(f"a number from 1 on, got '{words}'")
         return int(words)
 
-    parser = Parser(prog="./learn train", description="A small GPT on the text of this course, with the attention that you name.")
+    parser = Parser(prog="./learn train",
+                    description="A small GPT on the text of this course, with the attention that you name.")
     parser.add_argument("--attention", default="best", metavar="NAME",
                         help="best, sdpa (PyTorch's), a stage or a rung like 00, 03, 06.pingpong, or mine")
     parser.add_argument("--steps", type=positive, default=1000)
     parser.add_argument("--resume", action="store_true", help="go on where it was stopped")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--device", default="", metavar="cpu|cuda", help="default: a GPU if one answers and the kernel runs there")
+    parser.add_argument("--device", default="", metavar="cpu|cuda",
+                        help="default: a GPU if one answers and the kernel runs there")
     for name, value in (("context", 64), ("width", 96), ("layers", 3), ("heads", 3), ("batch", 16)):
         parser.add_argument(f"--{name}", type=positive, default=value)
     parser.add_argument("--rate", type=float, default=5e-3, help="learning rate")
@@ -338,7 +345,8 @@ def main() -> int:
     if not run.train():
         print(f"stopped after step {run.step}; go on with: ./learn train --attention '{options.attention}' --resume")
         return 130
-    print(f"loss {run.judged():.3f} on text that it has not seen, after {run.seconds:.0f} s of training; three lines of its own:")
+    print(f"loss {run.judged():.3f} on text that it has not seen, after {run.seconds:.0f} s of training; "
+          "three lines of its own:")
     print(run.writes_twice())
     print(chart())
     return 0

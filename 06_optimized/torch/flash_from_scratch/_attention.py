@@ -21,9 +21,9 @@ Window = Union[None, int, tuple[Optional[int], Optional[int]]]
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, causal: Union[bool, Literal["top_left", "bottom_right"]] = False,
-              scale: Optional[float] = None, key_lengths: Optional[Tensor] = None, window: Window = None, dropout: float = 0.0,
-              deterministic: bool = False, layout: Literal["bhnd", "bnhd"] = "bhnd", kernel: str = "best",
-              fallback: bool = False) -> Tensor:
+              scale: Optional[float] = None, key_lengths: Optional[Tensor] = None, window: Window = None,
+              dropout: float = 0.0, deterministic: bool = False, layout: Literal["bhnd", "bnhd"] = "bhnd",
+              kernel: str = "best", fallback: bool = False) -> Tensor:
     """softmax(scale q kᵀ + mask) v, by the kernels of the course, with gradients for q, k and v.
 
     q: [B, Hq, Nq, d]; k, v: [B, Hkv, Nk, d], Hq a multiple of Hkv: query head h reads key head h / (Hq / Hkv). With
@@ -32,26 +32,28 @@ def attention(q: Tensor, k: Tensor, v: Tensor, causal: Union[bool, Literal["top_
     causal        True and "top_left": row i sees keys j <= i, as with is_causal=True of scaled_dot_product_attention.
                   "bottom_right": j <= i + Nk - Nq, as in flash-attn from 2.1 on. They differ only if Nq != Nk.
     scale         factor of the scores, 1 / sqrt(d) unless given
-    key_lengths   [B], integers on the device of q: batch entry b sees keys j < key_lengths[b]. On the CPU a length outside
-                  [0, Nk] raises; a GPU takes the nearest that lies inside.
+    key_lengths   [B], integers on the device of q: batch entry b sees keys j < key_lengths[b]. On the CPU a length
+                  outside [0, Nk] raises; a GPU takes the nearest that lies inside.
     window        (left, right): row i sees keys i + s - left to i + s + right, where s is Nk - Nq at the bottom right,
                   else 0; None or -1 is no limit, one number stands for both. A causal mask and key lengths hide more.
-    dropout       probability, in [0, 1), that a weight is set to 0; those that are kept grow, so that the mean stays. Which
-                  they are is for PyTorch's generator on the device of q to say: each call draws a seed and an offset,
-                  two integers in a tensor that stays on the device, and the backward reads the same tensor. So
-                  torch.manual_seed decides; a checkpoint draws it again, and a compiled call or a CUDA graph anew. Other
-                  implementations of attention drop other weights for the same seed.
-    deterministic  the gradients have the same bits in every run; torch.use_deterministic_algorithms(True) asks for it, too
-    kernel        "best"; a stage ("04"), a rung ("06.pingpong"), for the backward "06.backward_fused" or "05.atomic", two
-                  with a comma; "mine", the file in NN_*/mine that was saved last, or "04.mine". kernels() lists the names.
+    dropout       probability, in [0, 1), that a weight is set to 0; those that are kept grow, so that the mean stays.
+                  Which they are is for PyTorch's generator on the device of q to say: each call draws a seed and an
+                  offset, two integers in a tensor that stays on the device, and the backward reads the same tensor.
+                  So torch.manual_seed decides; a checkpoint draws them again, a compiled call or a replayed CUDA graph
+                  draws others. Another implementation of attention drops other weights for the same seed.
+    deterministic  the gradients have the same bits in every run; torch.use_deterministic_algorithms(True) asks for it
+    kernel        "best"; a stage ("04"), a rung ("06.pingpong"), for the backward "06.backward_fused" or "05.atomic",
+                  two with a comma; "mine", the file in NN_*/mine that was saved last, or "04.mine". kernels() lists
+                  the names.
     fallback      what a kernel cannot take goes to scaled_dot_product_attention, and a warning says why, once a cause
 
-    window and dropout are for "best" and "06", in float32 by kernels like 04.tiled, in 16 bits by kernels like 06.fa2, on
-    a GPU or, with "06" and a library that was built without nvcc, on the emulator. No kernel has both at once.
+    window and dropout are for "best" and "06", in float32 by kernels like 04.tiled, in 16 bits by kernels like 06.fa2,
+    on a GPU or, with "06" and a library that was built without nvcc, on the emulator. No kernel has both at once.
 
-    A row that sees no key is 0. Types and devices of "best": float32 and float64 on the CPU (stages 03 and 05, d <= 512);
-    on a GPU float32 (04 and 05, d <= 128), float16 and bfloat16 (06, d <= 256, compute capability 8.0 and later). Under
-    autocast q, k and v are cast to its type first; on the CPU it is computed in float32 and the result is cast.
+    A row that sees no key is 0. Types and devices of "best": float32 and float64 on the CPU (stages 03 and 05,
+    d <= 512); on a GPU float32 (04 and 05, d <= 128), float16 and bfloat16 (06, d <= 256, compute capability 8.0 and
+    later). Under autocast q, k and v are cast to its type first; on the CPU it is computed in float32 and the result
+    is cast.
 
     Any strides will do if the last is 1, expanded tensors included; others are copied. Work goes to the current stream,
     scratch comes from PyTorch's allocator, and a call can be captured in a CUDA graph. For the backward q, k, v, the
@@ -145,7 +147,8 @@ class _Attention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, d_out: Tensor) -> tuple[Optional[Tensor], ...]:
-        if torch.is_grad_enabled() or not _plain(d_out, d_out, d_out):  # create_graph=True: somebody may go on from here
+        # With create_graph=True somebody may go on from here.
+        if torch.is_grad_enabled() or not _plain(d_out, d_out, d_out):
             gradients = _operators.attention_backward(d_out, *ctx.saved_tensors, *ctx.plan.ask)
         else:
             gradients = ctx.plan.backward(d_out, *ctx.saved_tensors)
@@ -161,8 +164,8 @@ def _apply(plan: Plan, q: Tensor, k: Tensor, v: Tensor, key_lengths: Optional[Te
 
 # ---- what makes no sense, and what these kernels do not take -----------------------------------
 
-def check(q: Tensor, k: Tensor, v: Tensor, causal: Any, scale: Optional[float], key_lengths: Optional[Tensor], window: Window,
-          dropout: float, deterministic: bool, layout: str, kernel: str) -> Ask:
+def check(q: Tensor, k: Tensor, v: Tensor, causal: Any, scale: Optional[float], key_lengths: Optional[Tensor],
+          window: Window, dropout: float, deterministic: bool, layout: str, kernel: str) -> Ask:
     """The choices of a call that makes sense; ValueError for any other, whoever would compute it."""
     for name, x in (("q", q), ("k", k), ("v", v)):
         if not isinstance(x, Tensor):

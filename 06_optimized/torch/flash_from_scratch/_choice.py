@@ -32,7 +32,8 @@ class Choice(NamedTuple):
 
     def largest_d(self, dtype: torch.dtype) -> int:
         in_cuda = 256 if dtype in (torch.float16, torch.bfloat16) else 128
-        return min(512 if one.stage <= 3 or one.name == "05.on_cpu" else in_cuda for one in (self.forward, self.backward))
+        return min(512 if one.stage <= 3 or one.name == "05.on_cpu" else in_cuda
+                   for one in (self.forward, self.backward))
 
 
 def kernels() -> list[str]:
@@ -67,7 +68,8 @@ def choose(wanted: str, dtype: torch.dtype, device: str, walks: tuple[str, ...] 
     if not backward:
         backward = _partner("backward", forward, TYPES[dtype], device, main)
     elif backward[0].stage != 0 and forward[0].stage == 0:
-        raise Cannot(f"00.naive gives no log-sum-exp, and {backward[0].name} needs one; 00.naive has a backward of its own")
+        raise Cannot(f"00.naive gives no log-sum-exp, and {backward[0].name} needs one; "
+                     "00.naive has a backward of its own")
     return Choice(*forward, *backward)
 
 
@@ -121,7 +123,8 @@ def _named(name: str, dtype: str, device: str) -> tuple[str, Kernel, Library]:
     stage, rung = parts.groups()
     if rung:
         full = ALSO.get(f"{stage}.{rung}", f"{stage}.{rung}")
-        way = "backward" if any(one.name == full and one.way == "backward" for one in main.kernels) and stage != "00" else "forward"
+        backwards = any(one.name == full and one.way == "backward" for one in main.kernels)
+        way = "backward" if backwards and stage != "00" else "forward"
         return way, _fits(way, full, dtype, device, main), main
     if stage in FORWARD:
         return "forward", _fits("forward", FORWARD[stage], dtype, device, main), main
@@ -147,7 +150,8 @@ def _partner(way: str, given: tuple[Kernel, Library], dtype: str, device: str, m
 
 
 def _find(way: str, name: str, dtype: str, device: str, among: list[Kernel]) -> Optional[Kernel]:
-    return next((one for one in among if (one.way, one.name, one.device) == (way, name, device) and dtype in one.types), None)
+    return next((one for one in among
+                 if (one.way, one.name, one.device) == (way, name, device) and dtype in one.types), None)
 
 
 def _fits(way: str, name: str, dtype: str, device: str, where: Library) -> Kernel:

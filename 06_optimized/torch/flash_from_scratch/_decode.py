@@ -1,4 +1,4 @@
-"""Keys and values that a model has had, in pages, for the walk 06_optimized/beyond/decode: no gradients, no operator."""
+"""Keys and values of tokens that were there before, in pages, for the walk 06_optimized/beyond/decode. No gradients."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ class PagedCache:
         queries, [B, Hq, N, d], see: all tokens up to their own."""
         B, heads, N, d = self.table.shape[0], self.k.shape[1], q.shape[2], self.k.shape[3]
         if not k.shape == v.shape == (B, heads, N, d) or q.shape != (B, q.shape[1], N, d):
-            raise ValueError(f"this cache takes keys and values [{B}, {heads}, N, {d}] and queries [{B}, Hq, N, {d}], got "
-                             f"{list(k.shape)}, {list(v.shape)} and {list(q.shape)}")
+            raise ValueError(f"this cache takes keys and values [{B}, {heads}, N, {d}] and queries [{B}, Hq, N, {d}], "
+                             f"got {list(k.shape)}, {list(v.shape)} and {list(q.shape)}")
         for x in (q, k, v):
             if (x.dtype, x.device) != (self.k.dtype, self.k.device):
                 raise ValueError(f"this cache is {self.k.dtype} on {self.k.device}, got {x.dtype} on {x.device}")

@@ -96,7 +96,7 @@ def _found() -> Optional[Path]:
 
 @functools.lru_cache(maxsize=None)
 def library() -> Library:
-    """The library of $FLASH_FROM_SCRATCH_LIBRARY, else the one that was installed, else that of the checkout's build."""
+    """That of $FLASH_FROM_SCRATCH_LIBRARY, else the one that was installed, else that of the checkout's build."""
     given = os.environ.get(ENVIRONMENT)
     path = Path(given) if given else _found()
     if path is None or not path.is_file():

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from ._plan import Ask, empty_like, in_rows, lse_of, plan_for
 
-TWICE = ("flash_from_scratch: second derivatives are not built in; its backward is a kernel without a gradient of its own. "
-         "torch.nn.functional.scaled_dot_product_attention with SDPBackend.MATH has them")
+TWICE = ("flash_from_scratch: second derivatives are not built in; its backward is a kernel without a gradient of its "
+         "own. torch.nn.functional.scaled_dot_product_attention with SDPBackend.MATH has them")
 
 # Both operators take all choices of a call (Ask), one by one.
 CHOICES = ("int causal, float? scale, str kernel, bool deterministic, bool bnhd, int window_left, int window_right, "

@@ -70,14 +70,14 @@ class _Way:
 
     __slots__ = ("function", "library", "prefix", "scratch")
 
-    def __init__(self, ask: Ask, kernel: Kernel, where: Library, problem: tuple[int, ...], scale: float, dtype: int, device: int,
-                 deterministic: bool, of_tensors: tuple[int, ...], pointers: bytes) -> None:
+    def __init__(self, ask: Ask, kernel: Kernel, where: Library, problem: tuple[int, ...], scale: float, dtype: int,
+                 device: int, deterministic: bool, of_tensors: tuple[int, ...], pointers: bytes) -> None:
         self.library = where
         self.function, needs = (getattr(where, kernel.way + part) for part in ("", "_needs"))
 
         def prefix(scratch: int) -> bytes:
-            return PREFIX.pack(*problem, scale, dtype, device, kernel.stage, kernel.number, deterministic, ask.window_left,
-                               ask.window_right, ask.dropout, scratch, *of_tensors)
+            return PREFIX.pack(*problem, scale, dtype, device, kernel.stage, kernel.number, deterministic,
+                               ask.window_left, ask.window_right, ask.dropout, scratch, *of_tensors)
 
         self.scratch = needs(prefix(0) + pointers)
         self.prefix = prefix(self.scratch)
@@ -96,7 +96,8 @@ class Plan:
         self.device = q.device
         self.choice: Choice = choose(ask.kernel, q.dtype, q.device.type, walks_of(ask))
         heads, rows = (2, 1) if ask.bnhd else (1, 2)
-        self.problem = (q.shape[0], q.shape[heads], k.shape[heads], q.shape[rows], k.shape[rows], q.shape[3], ask.causal)
+        self.problem = (q.shape[0], q.shape[heads], k.shape[heads], q.shape[rows], k.shape[rows], q.shape[3],
+                        ask.causal)
         self.scale = ask.scale if ask.scale is not None else q.shape[3] ** -0.5
         self.dtype = DTYPES[q.dtype]
         self.inputs = strides(q, ask.bnhd) + strides(k, ask.bnhd) + strides(v, ask.bnhd)
@@ -108,8 +109,8 @@ class Plan:
     def _way(self, way: str, deterministic: bool, others: tuple[int, ...], pointers: bytes) -> _Way:
         where = getattr(self.choice, way + "_library")
         index = self.device.index or 0 if self.cuda else -1
-        return _Way(self.ask, getattr(self.choice, way), where, self.problem, self.scale, self.dtype, index, deterministic,
-                    self.inputs + others, pointers)
+        return _Way(self.ask, getattr(self.choice, way), where, self.problem, self.scale, self.dtype, index,
+                    deterministic, self.inputs + others, pointers)
 
     def _here(self) -> contextlib.AbstractContextManager[Any]:
         """The GPU of the tensors as the current one."""
@@ -131,8 +132,9 @@ class Plan:
         masked = lengths is not None
         way = self._forward[masked]
         if way is None:
-            way = self._forward[masked] = self._way("forward", self.ask.deterministic, strides(out, self.ask.bnhd) + 4 * NONE,
-                                            POINTERS.pack(threads, stream, 0, *at))
+            others = strides(out, self.ask.bnhd) + 4 * NONE
+            pointers = POINTERS.pack(threads, stream, 0, *at)
+            way = self._forward[masked] = self._way("forward", self.ask.deterministic, others, pointers)
         if way.scratch:
             scratch = torch.empty(way.scratch, dtype=torch.uint8, device=self.device)
             way(POINTERS.pack(threads, stream, scratch.data_ptr(), *at))
@@ -157,7 +159,8 @@ class Plan:
         way = self._backward.get(key)
         if way is None:
             others = sum((strides(x, self.ask.bnhd) for x in (out, d_out, dq, dk, dv)), ())
-            way = self._backward[key] = self._way("backward", deterministic, others, POINTERS.pack(threads, stream, 0, *at))
+            pointers = POINTERS.pack(threads, stream, 0, *at)
+            way = self._backward[key] = self._way("backward", deterministic, others, pointers)
         if way.scratch:
             scratch = torch.empty(way.scratch, dtype=torch.uint8, device=self.device)
             way(POINTERS.pack(threads, stream, scratch.data_ptr(), *at))

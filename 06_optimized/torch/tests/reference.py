@@ -24,9 +24,12 @@ def seen(Nq: int, Nk: int, causal: Any, lengths: Optional[Tensor], window: Any =
     own = i + (Nk - Nq if causal == "bottom_right" else 0)  # the key that a row stands at
     left, right = window if isinstance(window, tuple) else (window, window)
     keys = torch.ones(Nq, Nk, dtype=torch.bool, device=device)
-    for limit, within in ((left, lambda: own - j <= left), (right, lambda: j - own <= right), (causal, lambda: j <= own)):
-        if limit is not None and limit is not False:
-            keys = keys & within()
+    if left is not None:
+        keys = keys & (own - j <= left)
+    if right is not None:
+        keys = keys & (j - own <= right)
+    if causal:
+        keys = keys & (j <= own)
     keys = keys[None, None]
     return keys if lengths is None else keys & (j < lengths[:, None, None, None])
 
@@ -41,7 +44,7 @@ def reference(q: Tensor, k: Tensor, v: Tensor, causal: Any = False, scale: Optio
     k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
     scores = q @ k.transpose(2, 3) * (q.shape[3] ** -0.5 if scale is None else scale)
     keys = seen(q.shape[2], k.shape[2], causal, key_lengths, window, q.device)
-    none = ~keys.any(-1, keepdim=True) if k.shape[2] else torch.ones(*keys.shape[:3], 1, dtype=torch.bool, device=q.device)
+    none = ~keys.any(-1, keepdim=True)
     weights = torch.softmax(scores.masked_fill(~(keys | none), float("-inf")), -1)
     out = ((weights if factors is None else factors * weights) @ v).masked_fill(none, 0)
     return out.transpose(1, 2) if layout == "bnhd" else out
@@ -53,7 +56,8 @@ def tensors(B: int = 2, Hq: int = 4, Hkv: int = 2, Nq: int = 37, Nk: int = 50, d
     shapes = ((B, Hq, Nq, d), (B, Hkv, Nk, d), (B, Hkv, Nk, d))
     if layout == "bnhd":
         shapes = tuple((b, n, h, e) for b, h, n, e in shapes)
-    return [torch.randn(shape, generator=generator, dtype=torch.float64).to(device, dtype).requires_grad_(grad) for shape in shapes]
+    return [torch.randn(shape, generator=generator, dtype=torch.float64).to(device, dtype).requires_grad_(grad)
+            for shape in shapes]
 
 
 class Case(unittest.TestCase):
@@ -86,5 +90,5 @@ class Case(unittest.TestCase):
             self.close(ours, theirs, 4 * (tolerance or TOLERANCE[out.dtype]), f"{name}, {words}")
 
     def has_one_mask(self, out: Tensor, dv: Tensor, v: Tensor) -> None:
-        """Of a dropout, if dO was O. O is linear in V, so dV ∘ V and O ∘ O have one sum; of two masks it would not be."""
+        """Of a dropout, if dO was O. O is linear in V, so dV ∘ V and O ∘ O have one sum; with two masks they differ."""
         self.close((dv.double() * v.double()).sum(), out.double().square().sum(), TOLERANCE[out.dtype])

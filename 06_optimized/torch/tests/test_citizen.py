@@ -47,7 +47,7 @@ class Compiled(Case):
     def same(self, compiled: Any, plain: Any, inputs: list[Any], **choices: Any) -> None:
         out, want = compiled(*inputs, **choices), plain(*inputs, **choices)
         self.close(out.detach(), want.detach(), 1e-6)
-        for ours, theirs in zip(torch.autograd.grad(out.square().sum(), inputs), torch.autograd.grad(want.square().sum(), inputs)):
+        for ours, theirs in zip(*(torch.autograd.grad(one.square().sum(), inputs) for one in (out, want))):
             self.close(ours, theirs, 1e-5)
 
     def test_without_a_break(self) -> None:
@@ -55,8 +55,9 @@ class Compiled(Case):
             return attention(q * 2, k + 1, v, **choices) * 3
 
         compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
-        for choices in ({}, {"causal": True}, {"causal": "bottom_right", "scale": 0.3}, {"key_lengths": torch.tensor([50, 20])},
-                        {"kernel": "01"}, {"dropout": 0.0, "fallback": True, "deterministic": True}):
+        for choices in ({}, {"causal": True}, {"causal": "bottom_right", "scale": 0.3},
+                        {"key_lengths": torch.tensor([50, 20])}, {"kernel": "01"},
+                        {"dropout": 0.0, "fallback": True, "deterministic": True}):
             self.same(compiled, layer, tensors(grad=True), **choices)
         self.same(compiled, layer, tensors(layout="bnhd", grad=True), layout="bnhd")
 
@@ -72,8 +73,8 @@ class Compiled(Case):
         compiled = torch.compile(attention, fullgraph=True, backend="aot_eager")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            inputs = tensors(grad=True)
-            self.same(compiled, attention, inputs, window=(3, 0), causal=True, fallback=True, key_lengths=torch.tensor([9, 0]))
+            self.same(compiled, attention, tensors(grad=True), window=(3, 0), causal=True, fallback=True,
+                      key_lengths=torch.tensor([9, 0]))
 
     @unittest.skipUnless(shutil.which("g++") or shutil.which("clang++"), "no C++ compiler for PyTorch's own")
     def test_pytorchs_own_compiler(self) -> None:

@@ -1,4 +1,4 @@
-"""Writing with a cache: PagedCache against the reference, and with train.py's model the text that it writes without one."""
+"""Writing with a cache: PagedCache against the reference, and train.py's model against what it writes without one."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ CONTEXT = 24
 
 @unittest.skipUnless(RUNS, "this library has kernels for GPUs alone, and no GPU answers")
 class Paged(Case):
-    def pieces(self, cache: PagedCache, inputs: list[torch.Tensor], sizes: tuple[int, ...], **choices: Any) -> torch.Tensor:
+    def pieces(self, cache: PagedCache, inputs: list[torch.Tensor], sizes: tuple[int, ...],
+               **choices: Any) -> torch.Tensor:
         outs, n = [], 0
         for size in sizes:
             outs.append(cache.attend(*(x[:, :, n:n + size] for x in inputs), **choices))
@@ -35,7 +36,8 @@ class Paged(Case):
                 inputs = tensors(Hq=Hq, Hkv=Hkv, Nq=50, Nk=50, d=d, dtype=dtype, device=DECODER.device)
                 for sizes in ((5, 1, 1, 11, 8, 1, 23), (50,)):
                     cache = PagedCache(2, Hkv, 50, d, dtype, DECODER.device, page)
-                    self.close(self.pieces(cache, inputs, sizes), reference(*inputs, causal=True), words=f"{dtype}, {sizes}")
+                    out = self.pieces(cache, inputs, sizes)
+                    self.close(out, reference(*inputs, causal=True), words=f"{dtype}, {sizes}")
         cache = PagedCache(2, 1, 50, 64, dtype, DECODER.device)
         self.close(self.pieces(cache, inputs, (50,), scale=0.3), reference(*inputs, causal=True, scale=0.3))
 
@@ -62,9 +64,10 @@ class Paged(Case):
         q, k, v = tensors(Nq=9, Nk=9, device=DECODER.device)
         cache = PagedCache(2, 2, 12, 16, torch.float32, DECODER.device)
         cache.attend(q, k, v)
-        for words, inputs in (("holds 12 tokens, got 18", (q, k, v)),
-                              (r"keys and values \[2, 2, N, 16\] and queries \[2, Hq, N, 16\], got .*\[2, 1, 9, 16\]", (q, k[:, :1], v)),
-                              ("this cache is torch.float32 on .*, got torch.float16", (q.half(), k.half(), v.half()))):
+        for words, inputs in (
+                ("holds 12 tokens, got 18", (q, k, v)),
+                (r"keys and values \[2, 2, N, 16\] and queries .*, got .*\[2, 1, 9, 16\]", (q, k[:, :1], v)),
+                ("this cache is torch.float32 on .*, got torch.float16", (q.half(), k.half(), v.half()))):
             with self.assertRaisesRegex(ValueError, words):
                 cache.attend(*inputs)
         with self.assertRaisesRegex(RuntimeError, "decoding has no gradients"):
@@ -128,7 +131,7 @@ class Text(Case):
         self.close(torch.cat(logits, 1), want, 3e-2)
 
     def test_a_cache_that_is_wrong_is_noticed(self) -> None:
-        model, new_cache = self.model("sdpa")
+        model, _ = self.model("sdpa")
 
         class Forgets(KeptCache):
             def __call__(self, q: Any, k: Any, v: Any) -> Any:
@@ -137,7 +140,8 @@ class Text(Case):
                 return out
 
         want = self.writes(model, lambda: None, greedy=False)
-        self.assertNotEqual(self.writes(model, lambda: [Forgets(model.blocks[0].attend) for _ in model.blocks], False), want)
+        got = self.writes(model, lambda: [Forgets(block.attend) for block in model.blocks], greedy=False)
+        self.assertNotEqual(got, want)
 
     def test_what_does_not_fit_is_read_from_its_half(self) -> None:
         """What the model is shown, and where."""

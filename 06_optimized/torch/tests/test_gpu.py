@@ -47,7 +47,8 @@ class Gpu(Case):
                 for causal in (False, "bottom_right"):
                     self.agrees(attention, inputs, causal=causal, window=(300, 100))
                     out = attention(*inputs, causal=causal, dropout=0.5)
-                    self.has_one_mask(out.detach(), torch.autograd.grad(out, inputs[2], out.detach())[0], inputs[2].detach())
+                    dv, = torch.autograd.grad(out, inputs[2], out.detach())
+                    self.has_one_mask(out.detach(), dv, inputs[2].detach())
 
     def test_strides(self) -> None:
         q, k, v = tensors(Hq=4, Hkv=4, Nq=21, Nk=21, d=64, layout="bnhd", dtype=torch.bfloat16, device="cuda")
@@ -59,7 +60,8 @@ class Gpu(Case):
 
     def test_no_double(self) -> None:
         inputs = tensors(dtype=torch.float64, device="cuda")
-        with self.assertRaisesRegex(ValueError, "no kernel takes double on a GPU; float16, bfloat16 and float32 run there"):
+        words = "no kernel takes double on a GPU; float16, bfloat16 and float32 run there"
+        with self.assertRaisesRegex(ValueError, words):
             attention(*inputs)
         with self.assertWarnsRegex(UserWarning, "double on a GPU"):
             attention(*inputs, fallback=True)
@@ -172,7 +174,8 @@ class Gpu(Case):
             inputs = tensors(Nq=128, Nk=128, d=64, dtype=torch.bfloat16, grad=True, device="cuda")
             for _ in range(3):
                 got = torch.autograd.grad(compiled(*inputs).float().square().sum(), inputs)
-            want = torch.autograd.grad((attention(inputs[0] * 2, *inputs[1:], causal=True) + 1).float().square().sum(), inputs)
+            out = attention(inputs[0] * 2, *inputs[1:], causal=True) + 1
+            want = torch.autograd.grad(out.float().square().sum(), inputs)
             for ours, theirs in zip(got, want):
                 self.close(ours, theirs)
 

@@ -37,9 +37,10 @@ class Windows(Case):
             for causal in (False, "top_left", "bottom_right"):
                 for window in ((3, 0), (0, 2), (None, 1), (20, None), 4):
                     for lengths in (None, some):
-                        self.agrees(attention, on_device(dtype=dtype, grad=True), kernel="06", causal=causal, window=window,
-                                    key_lengths=lengths)
-            self.agrees(attention, on_device(dtype=dtype, layout="bnhd", grad=True), kernel="06", window=(5, 3), layout="bnhd")
+                        self.agrees(attention, on_device(dtype=dtype, grad=True), kernel="06", causal=causal,
+                                    window=window, key_lengths=lengths)
+            inputs = on_device(dtype=dtype, layout="bnhd", grad=True)
+            self.agrees(attention, inputs, kernel="06", window=(5, 3), layout="bnhd")
             self.agrees(attention, on_device(dtype=dtype, d=100, grad=True), kernel="06", window=(0, 0), scale=0.3)
 
     def test_sizes(self) -> None:
@@ -48,7 +49,8 @@ class Windows(Case):
             for causal in (False, "bottom_right"):
                 for dtype in TYPES[::2]:
                     inputs = on_device(B=1, Nq=Nq, Nk=Nk, dtype=dtype, grad=True)
-                    self.agrees(attention, inputs, kernel="06", causal=causal, window=(9, 17), words=f"{Nq} x {Nk}, {causal}")
+                    self.agrees(attention, inputs, kernel="06", causal=causal, window=(9, 17),
+                                words=f"{Nq} x {Nk}, {causal}")
 
     def test_a_window_that_hides_nothing_is_the_plain_kernel(self) -> None:
         inputs = on_device(dtype=torch.bfloat16)
@@ -104,8 +106,9 @@ class Dropout(Case):
             for causal in (False, "top_left", "bottom_right"):
                 for lengths in (None, some):
                     for layout in ("bhnd", "bnhd"):
-                        self.agrees(seeded(5), on_device(dtype=dtype, layout=layout, grad=True), factors=factors, dropout=0.3,
-                                    causal=causal, key_lengths=lengths, layout=layout)
+                        inputs = on_device(dtype=dtype, layout=layout, grad=True)
+                        self.agrees(seeded(5), inputs, factors=factors, dropout=0.3, causal=causal, key_lengths=lengths,
+                                    layout=layout)
 
     def test_the_mean_is_what_it_was(self) -> None:
         inputs = on_device(B=1, Hq=1, Hkv=1, Nq=8, Nk=20)

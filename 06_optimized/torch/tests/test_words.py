@@ -1,4 +1,4 @@
-"""What makes no sense is said in one sentence, and so is what a kernel cannot take; with fallback=True PyTorch takes that."""
+"""What makes no sense is said in one sentence, and so is what a kernel cannot take; or PyTorch takes it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ class Refused(Case):
         q, k, v = tensors()
         self.refused("q must be a tensor, got list", ([1.0], k, v), TypeError)
         self.refused("k must have 4 dimensions, got 3", (q, k[0], v))
-        self.refused(r"k and v must have the same heads and rows, got \(2, 2, 50, 16\) and \(2, 2, 49, 16\)", (q, k, v[:, :, 1:]))
+        self.refused(r"k and v must have the same heads and rows, got \(2, 2, 50, 16\) and \(2, 2, 49, 16\)",
+                     (q, k, v[:, :, 1:]))
         self.refused("must have one batch, got 2, 1 and 1", (q, k[:1], v[:1]))
         self.refused("q and k must have the same d, got 16 and 8", (q, k[..., :8], v[..., :8]))
         self.refused("a multiple of those of k, got 3 and 2", (q[:, :3], k, v))
@@ -101,7 +102,8 @@ class Fallback(Case):
                 for lengths in (None, torch.tensor([50, 2])):
                     choices = {"causal": causal, "window": window, "key_lengths": lengths}
                     self.falls_back("no kernel for the CPU has window=", **choices)
-                    self.agrees(lambda *inputs, **all: attention(*inputs, fallback=True, **all), tensors(grad=True), **choices)
+                    self.agrees(lambda *inputs, **all: attention(*inputs, fallback=True, **all), tensors(grad=True),
+                                **choices)
 
     def test_dropout(self) -> None:
         torch.manual_seed(1)
