@@ -9,7 +9,8 @@
 #include "common/core/check.hpp"
 #include "common/core/tensor.hpp"
 
-// What this library holds: FA_TORCH_CUDA for kernels, FA_TORCH_MINE for one stage alone.
+// What this library holds: FA_TORCH_CUDA for kernels, FA_TORCH_MINE for one stage alone, and then
+// none of the walks.
 #ifndef FA_TORCH_MINE
 #define FA_TORCH_MINE (-1)
 #endif
@@ -44,6 +45,12 @@
 #include "06_optimized/backward.hpp"
 #include "06_optimized/optimized.hpp"
 #endif
+#if FA_TORCH_MINE == -1
+#define FA_TORCH_WALKS
+#include "06_optimized/beyond/decode/decode.hpp"
+#include "06_optimized/beyond/dropout/dropout.hpp"
+#include "06_optimized/beyond/masks/masks.hpp"
+#endif
 #endif
 
 namespace {
@@ -53,6 +60,8 @@ using Call = fa_torch_call;
 
 // Of 05, beside its kernels: the backward for host memory, and two_kernels with the lesson's tiles.
 [[maybe_unused]] constexpr int on_cpu = -1, lesson = -2;
+// Of 06, beside its kernels: walks of beyond/.
+[[maybe_unused]] constexpr int windows = -1, drops = -2, decodes = -3;
 
 Problem problem_of(const Call& c) {
   Problem p;
@@ -105,6 +114,14 @@ void with_half(const Call& c, F f) {
 }
 #endif
 
+#ifdef FA_TORCH_WALKS
+template <class F>
+void with_float_or_half(const Call& c, F f) {
+  if (c.dtype == 0) return f(float());
+  with_half(c, f);
+}
+#endif
+
 #ifdef FA_TORCH_CUDA
 void refuse(const std::string& why) { require(why.empty(), why); }
 cudaStream_t stream_of(const Call& c) { return static_cast<cudaStream_t>(c.at.stream); }
@@ -120,6 +137,90 @@ void use_device([[maybe_unused]] const Call& c) {
 #endif
 }
 #endif
+
+// ---- the walks ---------------------------------------------------------------------------------
+
+#ifdef FA_TORCH_WALKS
+masks::Pattern pattern_of(const Call& c) {
+  masks::Pattern m;
+  if (c.window_left >= 0) m.left = c.window_left;
+  if (c.window_right >= 0) m.right = c.window_right;
+  m.top_left = static_cast<Causal>(c.causal) != Causal::bottom_right;
+  return m;
+}
+dropout::Dropout dropout_of(const Call& c) {
+  require(c.dropout == 0 || c.at.seed, "dropout wants a seed, two integers, got none");
+  return {c.dropout, 0, 0, static_cast<const std::uint64_t*>(c.at.seed)};
+}
+
+void walk_forward(const Call& c) {
+  with_float_or_half(c, [&]<class T>(T) {
+    if (c.kernel == windows)
+      masks::forward(problem_of(c), pattern_of(c), forward_of<T>(c), {stream_of(c), {}});
+    else
+      dropout::forward(problem_of(c), dropout_of(c), forward_of<T>(c), {stream_of(c), {}});
+  });
+}
+void walk_backward(const Call& c) {
+  with_float_or_half(c, [&]<class T>(T) {
+    const Problem p = problem_of(c);
+    const Backward<T> t = backward_of<T>(c);
+    if (c.kernel == windows)
+      masks::backward(p, pattern_of(c), t, nullptr, {stream_of(c), scratch_of(c)});
+    else
+      dropout::backward(p, dropout_of(c), t, {stream_of(c), scratch_of(c)});
+  });
+}
+std::size_t walk_backward_needs(const Call& c) {
+  std::size_t bytes = 0;
+  with_float_or_half(c, [&]<class T>(T) {
+    const Problem p = problem_of(c);
+    bytes = c.kernel == windows ? masks::scratch_bytes<T>(p) : dropout::scratch_bytes<T>(p);
+  });
+  return bytes;
+}
+bool is_walk(const Call& c) { return c.stage == 6 && (c.kernel == windows || c.kernel == drops); }
+
+template <class T>
+decode::Tensors<T> decode_of(const fa_torch_decode_call& step) {
+  const Call& c = step.call;
+  decode::Tensors<T> t;
+  t.Q = view<T>(c.at.Q, c.Q);
+  t.cache.K = view<T>(c.at.K, c.K);
+  t.cache.V = view<T>(c.at.V, c.V);
+  t.cache.table = static_cast<const std::int32_t*>(step.at.table);
+  t.cache.table_stride = step.table_stride;
+  t.cache.page_size = step.page_size;
+  t.cache.pages = step.pages;
+  t.new_K = view<T>(step.at.new_K, step.new_K);
+  t.new_V = view<T>(step.at.new_V, step.new_V);
+  t.O = view<T>(c.at.O, c.O);
+  return t;
+}
+#endif
+
+void decode_step([[maybe_unused]] const fa_torch_decode_call& step) {
+#ifdef FA_TORCH_WALKS
+  const Call& c = step.call;
+  use_device(c);
+  return with_float_or_half(c, [&]<class T>(T) {
+    decode::forward(problem_of(c), decode_of<T>(step), {true, 0, stream_of(c), scratch_of(c)});
+  });
+#else
+  no_kernel(step.call);
+#endif
+}
+std::size_t decode_needs([[maybe_unused]] const fa_torch_decode_call& step) {
+#ifdef FA_TORCH_WALKS
+  const Call& c = step.call;
+  std::size_t bytes = 0;
+  use_device(c);
+  with_float_or_half(c, [&]<class T>(T) { bytes = decode::scratch_bytes<T>(problem_of(c)); });
+  return bytes;
+#else
+  no_kernel(step.call);
+#endif
+}
 
 // ---- forward -----------------------------------------------------------------------------------
 
@@ -155,6 +256,9 @@ void forward(const Call& c) {
 #ifdef FA_TORCH_CUDA
   [[maybe_unused]] const Problem p = problem_of(c);
   use_device(c);
+#ifdef FA_TORCH_WALKS
+  if (is_walk(c)) return walk_forward(c);
+#endif
 #if FA_TORCH_HAS(4)
   if (c.stage == 4 && c.dtype == 0) {
     cuda_forward::forward(
@@ -181,6 +285,9 @@ std::size_t forward_needs(const Call& c) {
   [[maybe_unused]] const Problem p = problem_of(c);
   [[maybe_unused]] std::size_t bytes = 0;
   use_device(c);
+#ifdef FA_TORCH_WALKS
+  if (is_walk(c)) return 0;  // they say themselves what does not fit, before they write
+#endif
 #if FA_TORCH_HAS(4)
   if (c.stage == 4 && c.dtype == 0) {
     const auto kernel = static_cast<cuda_forward::Kernel>(c.kernel);
@@ -242,6 +349,9 @@ void backward(const Call& c) {
 #endif
 #ifdef FA_TORCH_CUDA
   use_device(c);
+#ifdef FA_TORCH_WALKS
+  if (is_walk(c)) return walk_backward(c);
+#endif
 #if FA_TORCH_HAS(5)
   if (c.stage == 5 && c.dtype == 0)
     return cuda_backward::backward(p, backward_of<float>(c), options_of_05(c));
@@ -260,6 +370,9 @@ std::size_t backward_needs(const Call& c) {
 #ifdef FA_TORCH_CUDA
   [[maybe_unused]] const Problem p = problem_of(c);
   use_device(c);
+#ifdef FA_TORCH_WALKS
+  if (is_walk(c)) return walk_backward_needs(c);
+#endif
 #if FA_TORCH_HAS(5)
   if (c.stage == 5 && c.dtype == 0) {
     check_problem("cuda_backward", p, cuda_backward::max_d);
@@ -343,6 +456,13 @@ std::string all_kernels() {
     line(text, "backward", std::string("06.backward_") + down[n].name, 6, int(down[n].kernel),
          FA_TORCH_DEVICE, down[n].fp16 ? halves : "bfloat16");
 #endif
+#ifdef FA_TORCH_WALKS
+  for (const char* way : {"forward", "backward"}) {
+    line(text, way, "beyond.masks", 6, windows, FA_TORCH_DEVICE, "float,half,bfloat16");
+    line(text, way, "beyond.dropout", 6, drops, FA_TORCH_DEVICE, "float,half,bfloat16");
+  }
+  line(text, "decode", "beyond.decode", 6, decodes, FA_TORCH_DEVICE, "float,half,bfloat16");
+#endif
 #endif
   return text;
 }
@@ -368,6 +488,7 @@ int as_c(F f) {
 }  // namespace
 
 std::int64_t fa_torch_call_bytes() { return sizeof(Call); }
+std::int64_t fa_torch_decode_call_bytes() { return sizeof(fa_torch_decode_call); }
 const char* fa_torch_kernels() {
   static const std::string text = all_kernels();
   return text.c_str();
@@ -389,4 +510,10 @@ int fa_torch_forward_needs(const Call* call, std::int64_t* bytes) {
 }
 int fa_torch_backward_needs(const Call* call, std::int64_t* bytes) {
   return as_c([&] { *bytes = static_cast<std::int64_t>(backward_needs(*call)); });
+}
+int fa_torch_decode(const fa_torch_decode_call* call) {
+  return as_c([&] { decode_step(*call); });
+}
+int fa_torch_decode_needs(const fa_torch_decode_call* call, std::int64_t* bytes) {
+  return as_c([&] { *bytes = static_cast<std::int64_t>(decode_needs(*call)); });
 }

@@ -19,24 +19,38 @@ struct fa_torch_call {
   std::int64_t device;         // -1: the CPU, else a GPU's number
   std::int64_t stage, kernel;  // as fa_torch_kernels() lists them
   std::int64_t deterministic;  // the backward gives the same bits in every run, or refuses
-  // What walks take: keys [i + shift - left, i + shift + right] of row i (-1: no limit), where
-  // shift is 0 at the top left and Nk - Nq at the bottom right; and which weights are dropped.
+  // What walks take: row i sees keys i + shift - left to i + shift + right (-1: no limit), where
+  // shift is Nk - Nq at the bottom right, else 0; and the share of weights that is dropped.
   std::int64_t window_left, window_right;
   double dropout;
-  std::int64_t seed;
   std::int64_t scratch_bytes;
   fa_torch_strides Q, K, V, O, dO, dQ, dK, dV;
   struct {
-    std::int64_t threads;                  // on the CPU; 0: all cores
-    void *stream, *scratch, *key_lengths;  // key_lengths: [B] of 64 bits, or null
+    std::int64_t threads;  // on the CPU; 0: all cores
+    void *stream, *scratch;
+    void* key_lengths;  // [B] of 64 bits, or null
+    void* seed;         // of a dropout: seed and offset, of 64 bits; read when the kernel runs
     void *LSE, *Q, *K, *V, *O, *dO, *dQ, *dK, *dV;
   } at;
 };
 
-// Of fa_torch_call; who lays it out otherwise is of another version.
+// One to eight new tokens of each sequence against all that it has had, which lie in pages. Of the
+// call K and V are the pages, [pages, Hkv, page_size, d], key_lengths are lengths with the new
+// tokens, and Nk is the largest of them; the new ones are put into their pages.
+struct fa_torch_decode_call {
+  fa_torch_call call;
+  std::int64_t page_size, pages, table_stride;
+  fa_torch_strides new_K, new_V;
+  struct {
+    void *table, *new_K, *new_V;  // table: [B, table_stride] of 32 bits
+  } at;
+};
+
+// Of fa_torch_call and fa_torch_decode_call; who lays them out otherwise is of another version.
 std::int64_t fa_torch_call_bytes();
-// One line for each kernel: "forward 06.fa2 6 6 cuda half,bfloat16", which is way, name, stage,
-// kernel, where its tensors are, and their types.
+std::int64_t fa_torch_decode_call_bytes();
+// One line for each kernel: "forward 06.fa2 6 6 cuda half,bfloat16", which is way (or backward, or
+// decode), name, stage, kernel, where its tensors are, and their types.
 const char* fa_torch_kernels();
 // Where the course is that this was built from, and the stage that it was built for alone, or "".
 const char* fa_torch_source();
@@ -50,7 +64,6 @@ int fa_torch_backward(const fa_torch_call* call);  // reads O, LSE, dO; writes d
 // Can it, and with how much scratch? `call` is complete but for the scratch.
 int fa_torch_forward_needs(const fa_torch_call* call, std::int64_t* bytes);
 int fa_torch_backward_needs(const fa_torch_call* call, std::int64_t* bytes);
-
-// A walk that is built in has functions of its own: fa_torch_window_forward, _backward,
-// _forward_needs, _backward_needs, and fa_torch_dropout_*. Who finds none says so.
+int fa_torch_decode(const fa_torch_decode_call* call);
+int fa_torch_decode_needs(const fa_torch_decode_call* call, std::int64_t* bytes);
 }

@@ -17,7 +17,7 @@ from flash_from_scratch._operators import attention as kernel
 @torch.library.custom_op("own::attention", mutates_args=(), schema="(Tensor q, Tensor k, Tensor v) -> (Tensor, Tensor)")
 def attention(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     """O, [B, H, Nq, d], and L, [B, H, Nq]: PyTorch calls this with numbers."""
-    return kernel(q, k, v, None, 0, None, "best", False, False, -1, -1, 0.0, 0)
+    return kernel(q, k, v, None, None, 0, None, "best", False, False, -1, -1, 0.0)
 
 
 @attention.register_fake

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""./learn train: a small GPT learns to write like this course, one character at a time, with the attention that you name.
+"""./learn train: a small GPT learns to write like this course, a character at a time, with the attention that you name.
 
 The model is Transformer blocks in plain PyTorch; line by line it is what a large one is. Its attention is one call.
 """
@@ -15,7 +15,7 @@ import sys
 import textwrap
 import time
 from pathlib import Path
-from typing import Any, Callable, NoReturn
+from typing import Any, Callable, NoReturn, Optional
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
@@ -29,6 +29,7 @@ try:
     from torch.nn import functional
 except ImportError:
     sys.exit("train: this Python has no PyTorch; ./learn torch brings it, FA_PYTHON names one that has it")
+from generate import Attend, Caches, DecodeCache, KeptCache, generate  # noqa: E402
 
 
 def stop(code: int, why: str) -> NoReturn:
@@ -42,7 +43,8 @@ def text() -> str:
     """What is running text on its pages: no marks, code, tables or headings."""
     pages = sorted(ROOT.glob("0?_*/**/*.md")) + sorted(ROOT.glob("docs/*.md"))
     pages = [page for page in pages if not {"mine", "hunt"} & set(page.parts)]
-    bare = (re.sub(r"<!--.*?-->|^```.*?^```$|^[|#<!].*?$", "", page.read_text(encoding="utf-8"), flags=re.S | re.M) for page in pages)
+    bare = (re.sub(r"<!--.*?-->|^```.*?^```$|^[|#<!].*?$", "", page.read_text(encoding="utf-8"), flags=re.S | re.M)
+            for page in pages)
     words = re.sub(r"!?\[([^]]*)\]\([^)]*\)|[*`]", r"\1", "\n".join(bare))  # of links what is read, and no stars
     return re.sub(r"\n{2,}", "\n\n", words)
 
@@ -67,18 +69,19 @@ class Characters:
 class Block(nn.Module):
     """x + attention(norm x), then x + MLP(norm x)."""
 
-    def __init__(self, width: int, heads: int, attend: Callable[[Tensor, Tensor, Tensor], Tensor]) -> None:
+    def __init__(self, width: int, heads: int, attend: Attend) -> None:
         super().__init__()
         self.heads, self.attend = heads, attend
         self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
         self.qkv, self.out = nn.Linear(width, 3 * width, bias=False), nn.Linear(width, width, bias=False)
         self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, cache: Optional[Attend] = None) -> Tensor:
         B, N, width = x.shape
         qkv = self.qkv(self.norm1(x)).view(B, N, 3, self.heads, width // self.heads)
         q, k, v = (part.transpose(1, 2) for part in qkv.unbind(2))  # [B, H, N, d], views: nothing is copied
-        x = x + self.out(self.attend(q, k, v).transpose(1, 2).reshape(B, N, width))
+        attend = cache or self.attend
+        x = x + self.out(attend(q, k, v).transpose(1, 2).reshape(B, N, width))
         return x + self.mlp(self.norm2(x))
 
 
@@ -86,7 +89,7 @@ class Gpt(nn.Module):
     def __init__(self, tokens: int, context: int, width: int, layers: int, heads: int, attend: Any) -> None:
         super().__init__()
         self.token, self.place = nn.Embedding(tokens, width), nn.Embedding(context, width)
-        self.blocks = nn.Sequential(*[Block(width, heads, attend) for _ in range(layers)])
+        self.blocks = nn.ModuleList([Block(width, heads, attend) for _ in range(layers)])
         self.norm = nn.LayerNorm(width)
         self.head = nn.Linear(width, tokens, bias=False)
         self.head.weight = self.token.weight
@@ -94,16 +97,23 @@ class Gpt(nn.Module):
             if isinstance(part, (nn.Linear, nn.Embedding)):
                 nn.init.normal_(part.weight, std=0.02)
 
-    def forward(self, tokens: Tensor) -> Tensor:
-        x = self.token(tokens) + self.place.weight[:tokens.shape[1]]
-        return self.head(self.norm(self.blocks(x)))
+    def forward(self, tokens: Tensor, place: int = 0, caches: Caches = None) -> Tensor:
+        """Of tokens that stand at `place` and behind it; those before it are in the caches."""
+        x = self.token(tokens) + self.place.weight[place:place + tokens.shape[1]]
+        for block, cache in zip(self.blocks, caches or [None] * len(self.blocks)):
+            x = block(x, cache)
+        return self.head(self.norm(x))
 
 
 # ---- its attention, by name --------------------------------------------------------------------
 
-def attention_by_name(name: str, device: str) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+# The queries are the last of the tokens whose keys are there. In training those are all; in writing with a cache one.
+def attention_by_name(name: str, device: str, context: int) -> tuple[Attend, Callable[[], Attend]]:
+    """The attention, and what makes a cache for it."""
     if name == "sdpa":
-        return lambda q, k, v: functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            return functional.scaled_dot_product_attention(q, k, v, is_causal=q.shape[2] > 1)
+        return attend, lambda: KeptCache(attend)
     if os.environ.get("FLASH_FROM_SCRATCH_INSTALLED"):  # not the one beside this file
         sys.path[:] = [place for place in sys.path if Path(place or ".").resolve() != HERE]
     try:
@@ -117,20 +127,24 @@ def attention_by_name(name: str, device: str) -> Callable[[Tensor, Tensor, Tenso
     if stage == "00":
         def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             # 00 has no mask. So each row is a call of its own, with the keys that it may see.
-            rows = [attention(q[:, :, i:i + 1], k[:, :, :i + 1], v[:, :, :i + 1], kernel=name) for i in range(q.shape[2])]
+            before = k.shape[2] - q.shape[2]
+            rows = [attention(q[:, :, i:i + 1], k[:, :, :before + i + 1], v[:, :, :before + i + 1], kernel=name)
+                    for i in range(q.shape[2])]
             return torch.cat(rows, dim=2)
     elif stage == "06":
         def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:  # tensor cores take 16 bits
             q16, k16, v16 = (x.to(torch.bfloat16) for x in (q, k, v))
-            return attention(q16, k16, v16, causal=True, kernel=name).to(q.dtype)
+            return attention(q16, k16, v16, causal="bottom_right", kernel=name).to(q.dtype)
     else:
         def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            return attention(q, k, v, causal=True, kernel=name)
+            return attention(q, k, v, causal="bottom_right", kernel=name)
     try:  # what cannot work is said before anything begins
         attend(*(torch.zeros(1, 1, 4, 32, device=device) for _ in range(3)))
     except (ValueError, OSError, RuntimeError) as error:
         stop(MISSING if isinstance(error, OSError) else USAGE, str(error).splitlines()[0])
-    return attend
+    if device == "cuda" or stage in ("04", "06"):  # where kernels of CUDA run, on the emulator too
+        return attend, lambda: DecodeCache(context, torch.bfloat16 if stage == "06" else torch.float32)
+    return attend, lambda: KeptCache(attend)
 
 
 # ---- training ----------------------------------------------------------------------------------
@@ -143,10 +157,12 @@ class Run:
         self.characters = Characters(everything)
         tokens = self.characters.encode(everything).to(options.device)
         self.seen, self.unseen = tokens[:-len(tokens) // 20], tokens[-len(tokens) // 20:]
-        attend = attention_by_name(options.attention, options.device)
-        self.model = Gpt(len(self.characters.all), options.context, options.width, options.layers, options.heads, attend)
+        attend, self.new_cache = attention_by_name(options.attention, options.device, options.context)
+        self.model = Gpt(len(self.characters.all), options.context, options.width, options.layers, options.heads,
+                         attend)
         self.model.to(options.device)
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=options.rate, betas=(0.9, 0.95), weight_decay=0.1)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=options.rate, betas=(0.9, 0.95),
+                                           weight_decay=0.1)
         self.dice = torch.Generator().manual_seed(options.seed)  # which passages are read
         self.step, self.seconds, self.losses = 0, 0.0, []  # (step, seconds, loss)
         self.saved = time.monotonic()
@@ -162,8 +178,8 @@ class Run:
 
     def rate(self) -> float:
         """Up over 50 steps, then down along a cosine to a tenth."""
-        done = self.step / self.o.steps
-        return self.o.rate * min(1, (self.step + 1) / 50) * (0.55 + 0.45 * torch.cos(torch.tensor(done * 3.1416)).item())
+        cosine = torch.cos(torch.tensor(self.step / self.o.steps * 3.1416)).item()
+        return self.o.rate * min(1, (self.step + 1) / 50) * (0.55 + 0.45 * cosine)
 
     def one_step(self) -> float:
         for group in self.optimizer.param_groups:
@@ -206,15 +222,27 @@ class Run:
         self.model.eval()
         return sum(self.loss(self.unseen, self.o.batch).item() for _ in range(8)) / 8
 
-    @torch.no_grad()
-    def writes(self, lines: int = 3, longest: int = 100) -> str:
-        torch.manual_seed(self.o.seed)
-        tokens = self.characters.encode("\nThe ").tolist()
-        while len(tokens) < lines * longest:
-            recent = torch.tensor([tokens[-self.o.context:]], device=self.o.device)
-            chances = torch.softmax(self.model(recent)[0, -1].float() / 0.7, -1)
-            tokens.append(int(torch.multinomial(chances.cpu(), 1)))
-        return "\n".join(textwrap.wrap(self.characters.decode(tokens), longest)[:lines])
+    def writes(self, new_caches: Callable[[], Caches], lines: int = 3, longest: int = 100) -> tuple[str, float]:
+        """So many lines, the same for the same seed, and in how many seconds."""
+        dice = torch.Generator().manual_seed(self.o.seed)
+
+        def draw(logits: Tensor) -> int:
+            return int(torch.multinomial(torch.softmax(logits.float() / 0.7, -1).cpu(), 1, generator=dice))
+
+        began, start = time.monotonic(), self.characters.encode("\nThe ").tolist()
+        tokens = generate(self.model, start, lines * longest, self.o.context, new_caches, draw)
+        wrapped = textwrap.wrap(self.characters.decode(tokens), longest)[:lines]
+        return "\n".join(wrapped), time.monotonic() - began
+
+    def writes_twice(self) -> str:
+        """With a cache, and again without one: the same text, but for rounding."""
+        text, seconds = self.writes(lambda: [self.new_cache() for _ in self.model.blocks])
+        again, longer = self.writes(lambda: None)
+        how = ("by the decode walk, with K and V in pages" if isinstance(self.new_cache(), DecodeCache) else
+               "with K and V kept in one piece, since the decode walk is for GPUs and the emulator")
+        parted = next((n for n, (a, b) in enumerate(zip(text, again)) if a != b), len(text))
+        same = "the same text" if text == again else f"from character {parted} on another text, by rounding"
+        return f"{text}\nwritten in {seconds:.2f} s {how}; in {longer:.2f} s with all computed again, {same}"
 
     # The file is either the old one or the new one, whenever the machine stops.
     def file(self, suffix: str) -> Path:
@@ -223,8 +251,9 @@ class Run:
     def save(self) -> None:
         OUT.mkdir(parents=True, exist_ok=True)
         new = self.file(".pt.part")
-        torch.save({"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict(), "dice": self.dice.get_state(),
-                    "step": self.step, "seconds": self.seconds, "losses": self.losses, "shape": shape_of(self.o)}, new)
+        torch.save({"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict(),
+                    "dice": self.dice.get_state(), "step": self.step, "seconds": self.seconds, "losses": self.losses,
+                    "shape": shape_of(self.o)}, new)
         os.replace(new, self.file(".pt"))
         with open(self.file(".csv.part"), "w", newline="", encoding="utf-8") as out:
             csv.writer(out).writerows([("step", "seconds", "loss"), *self.losses])
@@ -243,8 +272,8 @@ class Run:
         self.step, self.seconds, self.losses = kept["step"], kept["seconds"], [tuple(one) for one in kept["losses"]]
 
 
-def shape_of(options: argparse.Namespace) -> str:
-    return f"context {options.context}, width {options.width}, layers {options.layers}, heads {options.heads}, seed {options.seed}"
+def shape_of(o: argparse.Namespace) -> str:
+    return f"context {o.context}, width {o.width}, layers {o.layers}, heads {o.heads}, seed {o.seed}"
 
 
 def chart() -> str:
@@ -256,7 +285,8 @@ def chart() -> str:
     except ImportError:
         return "no chart: this Python has no matplotlib"
     figure, axes = pyplot.subplots(1, 2, figsize=(9, 3.5), sharey=True, layout="constrained")
-    for file in sorted(OUT.glob("*.csv")):
+    files = sorted(OUT.glob("*.csv"))
+    for file in files:
         rows = [tuple(map(float, row)) for row in list(csv.reader(file.open(encoding="utf-8")))[1:]]
         for panel, column in zip(axes, (0, 1)):
             panel.plot([row[column] for row in rows], [row[2] for row in rows], label=file.stem, linewidth=1)
@@ -266,7 +296,7 @@ def chart() -> str:
     axes[0].set_ylabel("loss of a batch")
     axes[0].legend(frameon=False)
     figure.savefig(OUT / "losses.svg", facecolor="white")
-    return f"{(OUT / 'losses.svg').relative_to(ROOT)} shows the losses of {', '.join(file.stem for file in sorted(OUT.glob('*.csv')))}"
+    return f"{(OUT / 'losses.svg').relative_to(ROOT)} shows the losses of {', '.join(file.stem for file in files)}"
 
 
 class Parser(argparse.ArgumentParser):
@@ -280,13 +310,15 @@ def arguments() -> argparse.Namespace:
             raise argparse.ArgumentTypeError(f"a number from 1 on, got '{words}'")
         return int(words)
 
-    parser = Parser(prog="./learn train", description="A small GPT on the text of this course, with the attention that you name.")
+    parser = Parser(prog="./learn train",
+                    description="A small GPT on the text of this course, with the attention that you name.")
     parser.add_argument("--attention", default="best", metavar="NAME",
                         help="best, sdpa (PyTorch's), a stage or a rung like 00, 03, 06.pingpong, or mine")
     parser.add_argument("--steps", type=positive, default=1000)
     parser.add_argument("--resume", action="store_true", help="go on where it was stopped")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--device", default="", metavar="cpu|cuda", help="default: a GPU if one answers and the kernel runs there")
+    parser.add_argument("--device", default="", metavar="cpu|cuda",
+                        help="default: a GPU if one answers and the kernel runs there")
     for name, value in (("context", 64), ("width", 96), ("layers", 3), ("heads", 3), ("batch", 16)):
         parser.add_argument(f"--{name}", type=positive, default=value)
     parser.add_argument("--rate", type=float, default=5e-3, help="learning rate")
@@ -313,8 +345,9 @@ def main() -> int:
     if not run.train():
         print(f"stopped after step {run.step}; go on with: ./learn train --attention '{options.attention}' --resume")
         return 130
-    print(f"loss {run.judged():.3f} on text that it has not seen, after {run.seconds:.0f} s of training; three lines of its own:")
-    print(run.writes())
+    print(f"loss {run.judged():.3f} on text that it has not seen, after {run.seconds:.0f} s of training; "
+          "three lines of its own:")
+    print(run.writes_twice())
     print(chart())
     return 0
 

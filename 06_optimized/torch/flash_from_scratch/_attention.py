@@ -13,7 +13,7 @@ from . import _operators
 from ._choice import why_not
 from ._fallback import sdpa
 from ._library import Cannot
-from ._plan import Ask, Plan, _plans, plan_for
+from ._plan import Ask, Plan, _plans, plan_for, walks_of
 
 CAUSAL = {False: 0, True: 1, "top_left": 1, "bottom_right": 2}
 LAYOUTS = {"bhnd": False, "bnhd": True}
@@ -21,9 +21,9 @@ Window = Union[None, int, tuple[Optional[int], Optional[int]]]
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, causal: Union[bool, Literal["top_left", "bottom_right"]] = False,
-              scale: Optional[float] = None, key_lengths: Optional[Tensor] = None, window: Window = None, dropout: float = 0.0,
-              deterministic: bool = False, layout: Literal["bhnd", "bnhd"] = "bhnd", kernel: str = "best",
-              fallback: bool = False) -> Tensor:
+              scale: Optional[float] = None, key_lengths: Optional[Tensor] = None, window: Window = None,
+              dropout: float = 0.0, deterministic: bool = False, layout: Literal["bhnd", "bnhd"] = "bhnd",
+              kernel: str = "best", fallback: bool = False) -> Tensor:
     """softmax(scale q kᵀ + mask) v, by the kernels of the course, with gradients for q, k and v.
 
     q: [B, Hq, Nq, d]; k, v: [B, Hkv, Nk, d], Hq a multiple of Hkv: query head h reads key head h / (Hq / Hkv). With
@@ -32,19 +32,28 @@ def attention(q: Tensor, k: Tensor, v: Tensor, causal: Union[bool, Literal["top_
     causal        True and "top_left": row i sees keys j <= i, as with is_causal=True of scaled_dot_product_attention.
                   "bottom_right": j <= i + Nk - Nq, as in flash-attn from 2.1 on. They differ only if Nq != Nk.
     scale         factor of the scores, 1 / sqrt(d) unless given
-    key_lengths   [B], integers on the device of q: batch entry b sees keys j < key_lengths[b]. On the CPU a length outside
-                  [0, Nk] raises; a GPU takes the nearest that lies inside.
-    window        (left, right): row i sees keys i + s - left to i + s + right, where s is Nk - Nq at the bottom right, else
-                  0; None or -1 is no limit, one number stands for both. Only where the library has it built in.
-    dropout       share of weights that are dropped. Only where the library has it built in.
-    deterministic  the gradients have the same bits in every run; torch.use_deterministic_algorithms(True) asks for it, too
-    kernel        "best"; a stage ("04"), a rung ("06.pingpong"), for the backward "06.backward_fused" or "05.atomic", two
-                  with a comma; "mine", the file in NN_*/mine that was saved last, or "04.mine". kernels() lists the names.
+    key_lengths   [B], integers on the device of q: batch entry b sees keys j < key_lengths[b]. On the CPU a length
+                  outside [0, Nk] raises; a GPU takes the nearest that lies inside.
+    window        (left, right): row i sees keys i + s - left to i + s + right, where s is Nk - Nq at the bottom right,
+                  else 0; None or -1 is no limit, one number stands for both. A causal mask and key lengths hide more.
+    dropout       probability, in [0, 1), that a weight is set to 0; those that are kept grow, so that the mean stays.
+                  Which they are is for PyTorch's generator on the device of q to say: each call draws a seed and an
+                  offset, two integers in a tensor that stays on the device, and the backward reads the same tensor.
+                  So torch.manual_seed decides; a checkpoint draws them again, a compiled call or a replayed CUDA graph
+                  draws others. Another implementation of attention drops other weights for the same seed.
+    deterministic  the gradients have the same bits in every run; torch.use_deterministic_algorithms(True) asks for it
+    kernel        "best"; a stage ("04"), a rung ("06.pingpong"), for the backward "06.backward_fused" or "05.atomic",
+                  two with a comma; "mine", the file in NN_*/mine that was saved last, or "04.mine". kernels() lists
+                  the names.
     fallback      what a kernel cannot take goes to scaled_dot_product_attention, and a warning says why, once a cause
 
-    A row that sees no key is 0. Types and devices of "best": float32 and float64 on the CPU (stages 03 and 05, d <= 512);
-    on a GPU float32 (04 and 05, d <= 128), float16 and bfloat16 (06, d <= 256, compute capability 8.0 and later). Under
-    autocast q, k and v are cast to its type first; on the CPU it is computed in float32 and the result is cast.
+    window and dropout are for "best" and "06", in float32 by kernels like 04.tiled, in 16 bits by kernels like 06.fa2,
+    on a GPU or, with "06" and a library that was built without nvcc, on the emulator. No kernel has both at once.
+
+    A row that sees no key is 0. Types and devices of "best": float32 and float64 on the CPU (stages 03 and 05,
+    d <= 512); on a GPU float32 (04 and 05, d <= 128), float16 and bfloat16 (06, d <= 256, compute capability 8.0 and
+    later). Under autocast q, k and v are cast to its type first; on the CPU it is computed in float32 and the result
+    is cast.
 
     Any strides will do if the last is 1, expanded tensors included; others are copied. Work goes to the current stream,
     scratch comes from PyTorch's allocator, and a call can be captured in a CUDA graph. For the backward q, k, v, the
@@ -56,20 +65,20 @@ def attention(q: Tensor, k: Tensor, v: Tensor, causal: Union[bool, Literal["top_
     if torch.compiler.is_compiling() or not _plain(q, k, v):
         return _general(q, k, v, causal, scale, key_lengths, window, dropout, deterministic, layout, kernel, fallback)
     # The shortest way: this very kind of call was made before.
-    if key_lengths is None and window is None and not dropout and layout in LAYOUTS and not _autocast(q):
+    if key_lengths is None and not dropout and layout in LAYOUTS and not _autocast(q):
         try:
-            ask = Ask(CAUSAL[causal], scale, kernel, deterministic, LAYOUTS[layout])
+            ask = Ask(CAUSAL[causal], scale, kernel, deterministic, LAYOUTS[layout], *_window(window, causal))
             plan = _plans.get((q.shape, k.shape, v.shape, q.stride(), k.stride(), v.stride(), q.dtype, q.device, ask))
-        except (KeyError, TypeError):
+        except (KeyError, TypeError, ValueError):
             plan = None  # the long way says what is wrong
         if plan is not None and k.dtype == v.dtype == q.dtype and k.device == v.device == q.device:
             try:
-                return _apply(plan, q, k, v, None)
+                return _apply(plan, q, k, v, None, None)
             except Cannot as error:  # of this call's addresses
                 if not fallback:
                     raise
                 _warn(str(error))
-                return sdpa(q, k, v, ask.causal, scale, None, (-1, -1), 0.0, ask.bnhd)
+                return sdpa(q, k, v, ask.causal, scale, None, (ask.window_left, ask.window_right), 0.0, ask.bnhd)
     return _general(q, k, v, causal, scale, key_lengths, window, dropout, deterministic, layout, kernel, fallback)
 
 
@@ -105,10 +114,13 @@ def _autocast(q: Tensor) -> bool:
 
 
 def _with(q: Tensor, k: Tensor, v: Tensor, key_lengths: Optional[Tensor], ask: Ask) -> Tensor:
+    # Drawn by PyTorch's generator of that device, and read by the kernel when it runs: so torch.manual_seed decides, a
+    # checkpoint draws it again, and a compiled call or a recorded graph draws a new one each time.
+    seed = torch.randint(1 << 62, (2,), device=q.device) if ask.dropout else None
     if torch.compiler.is_compiling() or not _plain(q, k, v):
-        return _operators.attention(q, k, v, key_lengths, *ask)[0]
+        return _operators.attention(q, k, v, key_lengths, seed, *ask)[0]
     q, k, v = (x if x.stride(3) == 1 or x.shape[3] == 1 else x.contiguous() for x in (q, k, v))
-    return _apply(plan_for(q, k, v, ask), q, k, v, key_lengths)
+    return _apply(plan_for(q, k, v, ask), q, k, v, key_lengths, seed)
 
 
 # ---- without the operators: the same calls, without what a dispatcher of Python costs ----------
@@ -126,31 +138,34 @@ transforms = torch._C._functorch.peek_interpreter_stack
 
 class _Attention(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, key_lengths: Optional[Tensor], plan: Plan) -> Tensor:
-        out, lse = plan.forward(q, k, v, key_lengths)
-        ctx.save_for_backward(q, k, v, out, lse, key_lengths)
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, key_lengths: Optional[Tensor], seed: Optional[Tensor],
+                plan: Plan) -> Tensor:
+        out, lse = plan.forward(q, k, v, key_lengths, seed)
+        ctx.save_for_backward(q, k, v, out, lse, key_lengths, seed)
         ctx.plan = plan
         return out
 
     @staticmethod
     def backward(ctx: Any, d_out: Tensor) -> tuple[Optional[Tensor], ...]:
-        if torch.is_grad_enabled() or not _plain(d_out, d_out, d_out):  # create_graph=True: somebody may go on from here
+        # With create_graph=True somebody may go on from here.
+        if torch.is_grad_enabled() or not _plain(d_out, d_out, d_out):
             gradients = _operators.attention_backward(d_out, *ctx.saved_tensors, *ctx.plan.ask)
         else:
             gradients = ctx.plan.backward(d_out, *ctx.saved_tensors)
-        return *gradients, None, None
+        return *gradients, None, None, None
 
 
-def _apply(plan: Plan, q: Tensor, k: Tensor, v: Tensor, key_lengths: Optional[Tensor]) -> Tensor:
+def _apply(plan: Plan, q: Tensor, k: Tensor, v: Tensor, key_lengths: Optional[Tensor],
+           seed: Optional[Tensor]) -> Tensor:
     if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
-        return _Attention.apply(q, k, v, key_lengths, plan)
-    return plan.forward(q, k, v, key_lengths)[0]
+        return _Attention.apply(q, k, v, key_lengths, seed, plan)
+    return plan.forward(q, k, v, key_lengths, seed)[0]
 
 
 # ---- what makes no sense, and what these kernels do not take -----------------------------------
 
-def check(q: Tensor, k: Tensor, v: Tensor, causal: Any, scale: Optional[float], key_lengths: Optional[Tensor], window: Window,
-          dropout: float, deterministic: bool, layout: str, kernel: str) -> Ask:
+def check(q: Tensor, k: Tensor, v: Tensor, causal: Any, scale: Optional[float], key_lengths: Optional[Tensor],
+          window: Window, dropout: float, deterministic: bool, layout: str, kernel: str) -> Ask:
     """The choices of a call that makes sense; ValueError for any other, whoever would compute it."""
     for name, x in (("q", q), ("k", k), ("v", v)):
         if not isinstance(x, Tensor):
@@ -190,25 +205,24 @@ def check(q: Tensor, k: Tensor, v: Tensor, causal: Any, scale: Optional[float], 
             raise ValueError(f"scale must be finite, got {scale}")
     if not isinstance(kernel, str):
         raise ValueError(f"kernel must be a name, got {kernel!r}")
-    left, right = _window(window)
+    left, right = _window(window, causal)
     return Ask(CAUSAL[causal], scale, kernel, bool(deterministic), bnhd, left, right, float(dropout))
 
 
-def _window(window: Window) -> tuple[int, int]:
+def _window(window: Window, causal: Any) -> tuple[int, int]:
     if window is None:
         return -1, -1
-    pair = (window, window) if isinstance(window, int) else tuple(window)
+    pair = tuple(window) if isinstance(window, (tuple, list)) else (window, window)
     if len(pair) != 2 or not all(one is None or (isinstance(one, int) and one >= -1) for one in pair):
         raise ValueError(f"window must be None, a number or (left, right), not negative, got {window!r}")
     left, right = (-1 if one is None else one for one in pair)
-    return left, right
+    return left, min(right, 0) if causal else right  # behind its own key a causal row sees nothing anyway
 
 
 def cannot(q: Tensor, v: Tensor, ask: Ask) -> str:
     """Why no kernel of the library takes this call, or "": what can be told without looking at an address."""
-    walks = ("window " if max(ask.window_left, ask.window_right) >= 0 else "") + ("dropout" if ask.dropout else "")
     sign = 1 if ask.scale is None else (ask.scale > 0) - (ask.scale < 0)
-    why, largest = _why_not(ask.kernel, q.dtype, q.device.type, walks, sign)
+    why, largest = _why_not(ask.kernel, q.dtype, q.device.type, walks_of(ask), sign)
     if why:
         return why
     if v.shape[3] != q.shape[3]:
@@ -219,9 +233,8 @@ def cannot(q: Tensor, v: Tensor, ask: Ask) -> str:
 
 
 @torch.compiler.assume_constant_result  # a compiler takes the answer for a constant and does not look inside
-def _why_not(kernel: str, dtype: torch.dtype, device: str, walks: str, sign: int) -> tuple[str, int]:
+def _why_not(kernel: str, dtype: torch.dtype, device: str, walks: tuple[str, ...], sign: int) -> tuple[str, int]:
     return why_not(kernel, dtype, device, walks, sign)
-
 
 
 _warned: set[str] = set()

@@ -14,8 +14,9 @@ ENVIRONMENT = "FLASH_FROM_SCRATCH_LIBRARY"
 NAMES = ("libfa_torch.so", "libfa_torch.dylib")
 
 # fa_torch_call. The first part depends on shapes, strides and choices alone, and is kept; the second is this call's.
-PREFIX = struct.Struct("=7qd7qdqq24q")
-POINTERS = struct.Struct("=q12Q")
+PREFIX = struct.Struct("=7qd7qdq24q")
+POINTERS = struct.Struct("=q13Q")
+DECODE = struct.Struct("=9q3Q")  # what fa_torch_decode_call has behind both
 
 
 class Cannot(ValueError):
@@ -23,7 +24,7 @@ class Cannot(ValueError):
 
 
 class Kernel(NamedTuple):
-    way: str  # forward or backward
+    way: str  # forward, backward or decode
     name: str  # 06.fa2
     stage: int
     number: int
@@ -32,7 +33,7 @@ class Kernel(NamedTuple):
 
 
 class Library:
-    """One libfa_torch. Functions of walks that it lacks are None."""
+    """One libfa_torch."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -42,8 +43,9 @@ class Library:
             raise OSError(f"{path} cannot be loaded: {error}") from None
         if not hasattr(self._c, "fa_torch_call_bytes"):
             raise OSError(f"{path} is not a libfa_torch of this course")
-        self._c.fa_torch_call_bytes.restype = ctypes.c_int64
-        if self._c.fa_torch_call_bytes() != PREFIX.size + POINTERS.size:
+        sizes = [getattr(self._c, f"fa_torch_{name}_bytes", None) for name in ("call", "decode_call")]
+        call = PREFIX.size + POINTERS.size
+        if not all(sizes) or [size() for size in sizes] != [call, call + DECODE.size]:
             raise OSError(f"{path} is of another version than this package; build both from one checkout")
         for name in ("kernels", "source", "mine", "error"):
             getattr(self._c, f"fa_torch_{name}").restype = ctypes.c_char_p
@@ -52,9 +54,7 @@ class Library:
         self.kernels = [_kernel(line) for line in self._text("kernels").splitlines()]
         self.forward, self.forward_needs = self._run("forward"), self._needs("forward")
         self.backward, self.backward_needs = self._run("backward"), self._needs("backward")
-
-    def has(self, walk: str) -> bool:
-        return hasattr(self._c, f"fa_torch_{walk}_forward")
+        self.decode, self.decode_needs = self._run("decode"), self._needs("decode")
 
     def raise_error(self, code: int) -> None:
         words = self._text("error")
@@ -96,7 +96,7 @@ def _found() -> Optional[Path]:
 
 @functools.lru_cache(maxsize=None)
 def library() -> Library:
-    """The library of $FLASH_FROM_SCRATCH_LIBRARY, else the one that was installed, else that of the checkout's build."""
+    """That of $FLASH_FROM_SCRATCH_LIBRARY, else the one that was installed, else that of the checkout's build."""
     given = os.environ.get(ENVIRONMENT)
     path = Path(given) if given else _found()
     if path is None or not path.is_file():

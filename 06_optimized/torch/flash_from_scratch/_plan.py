@@ -28,7 +28,12 @@ class Ask(NamedTuple):
     window_left: int = -1
     window_right: int = -1
     dropout: float = 0.0
-    seed: int = 0
+
+
+def walks_of(ask: Ask) -> tuple[str, ...]:
+    """What the ladders' kernels have not, and a walk of its own has."""
+    windows = ("window",) if max(ask.window_left, ask.window_right) >= 0 else ()
+    return windows + (("dropout",) if ask.dropout else ())
 
 
 def strides(x: Tensor, bnhd: bool) -> tuple[int, int, int]:
@@ -65,14 +70,14 @@ class _Way:
 
     __slots__ = ("function", "library", "prefix", "scratch")
 
-    def __init__(self, ask: Ask, kernel: Kernel, where: Library, problem: tuple[int, ...], scale: float, dtype: int, device: int,
-                 deterministic: bool, of_tensors: tuple[int, ...], pointers: bytes) -> None:
+    def __init__(self, ask: Ask, kernel: Kernel, where: Library, problem: tuple[int, ...], scale: float, dtype: int,
+                 device: int, deterministic: bool, of_tensors: tuple[int, ...], pointers: bytes) -> None:
         self.library = where
         self.function, needs = (getattr(where, kernel.way + part) for part in ("", "_needs"))
 
         def prefix(scratch: int) -> bytes:
-            return PREFIX.pack(*problem, scale, dtype, device, kernel.stage, kernel.number, deterministic, ask.window_left,
-                               ask.window_right, ask.dropout, ask.seed, scratch, *of_tensors)
+            return PREFIX.pack(*problem, scale, dtype, device, kernel.stage, kernel.number, deterministic,
+                               ask.window_left, ask.window_right, ask.dropout, scratch, *of_tensors)
 
         self.scratch = needs(prefix(0) + pointers)
         self.prefix = prefix(self.scratch)
@@ -89,9 +94,10 @@ class Plan:
         self.ask = ask
         self.cuda = q.device.type == "cuda"
         self.device = q.device
-        self.choice: Choice = choose(ask.kernel, q.dtype, q.device.type)
+        self.choice: Choice = choose(ask.kernel, q.dtype, q.device.type, walks_of(ask))
         heads, rows = (2, 1) if ask.bnhd else (1, 2)
-        self.problem = (q.shape[0], q.shape[heads], k.shape[heads], q.shape[rows], k.shape[rows], q.shape[3], ask.causal)
+        self.problem = (q.shape[0], q.shape[heads], k.shape[heads], q.shape[rows], k.shape[rows], q.shape[3],
+                        ask.causal)
         self.scale = ask.scale if ask.scale is not None else q.shape[3] ** -0.5
         self.dtype = DTYPES[q.dtype]
         self.inputs = strides(q, ask.bnhd) + strides(k, ask.bnhd) + strides(v, ask.bnhd)
@@ -103,8 +109,8 @@ class Plan:
     def _way(self, way: str, deterministic: bool, others: tuple[int, ...], pointers: bytes) -> _Way:
         where = getattr(self.choice, way + "_library")
         index = self.device.index or 0 if self.cuda else -1
-        return _Way(self.ask, getattr(self.choice, way), where, self.problem, self.scale, self.dtype, index, deterministic,
-                    self.inputs + others, pointers)
+        return _Way(self.ask, getattr(self.choice, way), where, self.problem, self.scale, self.dtype, index,
+                    deterministic, self.inputs + others, pointers)
 
     def _here(self) -> contextlib.AbstractContextManager[Any]:
         """The GPU of the tensors as the current one."""
@@ -113,20 +119,22 @@ class Plan:
     def _elsewhere(self) -> bool:
         return self.cuda and self.device.index != torch.cuda.current_device()
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, lengths: Optional[Tensor]) -> tuple[Tensor, Tensor]:
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, lengths: Optional[Tensor],
+                seed: Optional[Tensor]) -> tuple[Tensor, Tensor]:
         if self._elsewhere():
             with self._here():
-                return self.forward(q, k, v, lengths)
+                return self.forward(q, k, v, lengths, seed)
         out = empty_like(q)
         lse = torch.empty(self.lse_shape, dtype=self.lse_type, device=self.device)
         stream, threads = (stream_of(self.device.index), 0) if self.cuda else (0, torch.get_num_threads())
-        at = (0 if lengths is None else lengths.data_ptr(), lse.data_ptr(), q.data_ptr(), k.data_ptr(), v.data_ptr(),
-              out.data_ptr(), 0, 0, 0, 0)
+        at = (*(0 if x is None else x.data_ptr() for x in (lengths, seed)), lse.data_ptr(), q.data_ptr(), k.data_ptr(),
+              v.data_ptr(), out.data_ptr(), 0, 0, 0, 0)
         masked = lengths is not None
         way = self._forward[masked]
         if way is None:
-            way = self._forward[masked] = self._way("forward", self.ask.deterministic, strides(out, self.ask.bnhd) + 4 * NONE,
-                                            POINTERS.pack(threads, stream, 0, *at))
+            others = strides(out, self.ask.bnhd) + 4 * NONE
+            pointers = POINTERS.pack(threads, stream, 0, *at)
+            way = self._forward[masked] = self._way("forward", self.ask.deterministic, others, pointers)
         if way.scratch:
             scratch = torch.empty(way.scratch, dtype=torch.uint8, device=self.device)
             way(POINTERS.pack(threads, stream, scratch.data_ptr(), *at))
@@ -137,21 +145,22 @@ class Plan:
         return out, lse
 
     def backward(self, d_out: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor,
-                 lengths: Optional[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+                 lengths: Optional[Tensor], seed: Optional[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
         if self._elsewhere():
             with self._here():
-                return self.backward(d_out, q, k, v, out, lse, lengths)
+                return self.backward(d_out, q, k, v, out, lse, lengths, seed)
         d_out, out, lse = in_rows(d_out), in_rows(out), lse.contiguous()
         dq, dk, dv = empty_like(q), empty_like(k), empty_like(v)
         stream, threads = (stream_of(self.device.index), 0) if self.cuda else (0, torch.get_num_threads())
-        at = (0 if lengths is None else lengths.data_ptr(), lse.data_ptr(), q.data_ptr(), k.data_ptr(), v.data_ptr(),
-              out.data_ptr(), d_out.data_ptr(), dq.data_ptr(), dk.data_ptr(), dv.data_ptr())
+        at = (*(0 if x is None else x.data_ptr() for x in (lengths, seed)), lse.data_ptr(), q.data_ptr(), k.data_ptr(),
+              v.data_ptr(), out.data_ptr(), d_out.data_ptr(), dq.data_ptr(), dk.data_ptr(), dv.data_ptr())
         deterministic = self.ask.deterministic or torch.are_deterministic_algorithms_enabled()
         key = (deterministic, lengths is None, out.stride(), d_out.stride())
         way = self._backward.get(key)
         if way is None:
             others = sum((strides(x, self.ask.bnhd) for x in (out, d_out, dq, dk, dv)), ())
-            way = self._backward[key] = self._way("backward", deterministic, others, POINTERS.pack(threads, stream, 0, *at))
+            pointers = POINTERS.pack(threads, stream, 0, *at)
+            way = self._backward[key] = self._way("backward", deterministic, others, pointers)
         if way.scratch:
             scratch = torch.empty(way.scratch, dtype=torch.uint8, device=self.device)
             way(POINTERS.pack(threads, stream, scratch.data_ptr(), *at))

@@ -13,7 +13,7 @@ import flash_from_scratch
 from flash_from_scratch import attention
 from flash_from_scratch import _operators as operators
 
-CHOICES = (1, None, "best", False, False, -1, -1, 0.0, 0)
+CHOICES = (1, None, "best", False, False, -1, -1, 0.0)
 
 
 class Operators(Case):
@@ -21,14 +21,15 @@ class Operators(Case):
         for dtype in (torch.float32, torch.float64):
             for bnhd in (False, True):
                 for lengths in (None, torch.tensor([50, 3])):
-                    choices = (2, 0.4, "best", False, bnhd, -1, -1, 0.0, 0)
+                    choices = (2, 0.4, "best", False, bnhd, -1, -1, 0.0)
                     inputs = tensors(dtype=dtype, layout="bnhd" if bnhd else "bhnd", grad=True)
-                    torch.library.opcheck(operators.attention, (*inputs, lengths, *choices))
+                    torch.library.opcheck(operators.attention, (*inputs, lengths, None, *choices))
                     detached = [x.detach() for x in inputs]
-                    out, lse = operators.attention(*detached, lengths, *choices)
-                    torch.library.opcheck(operators.attention_backward, (torch.ones_like(out), *detached, out, lse, lengths, *choices))
+                    out, lse = operators.attention(*detached, lengths, None, *choices)
+                    torch.library.opcheck(operators.attention_backward,
+                                          (torch.ones_like(out), *detached, out, lse, lengths, None, *choices))
         strided = [x.transpose(1, 2).requires_grad_() for x in tensors(layout="bnhd")]
-        torch.library.opcheck(operators.attention, (*strided, None, *CHOICES))
+        torch.library.opcheck(operators.attention, (*strided, None, None, *CHOICES))
 
     def test_fake_tensors_tell_shapes_and_strides(self) -> None:
         from torch._subclasses.fake_tensor import FakeTensorMode
@@ -46,7 +47,7 @@ class Compiled(Case):
     def same(self, compiled: Any, plain: Any, inputs: list[Any], **choices: Any) -> None:
         out, want = compiled(*inputs, **choices), plain(*inputs, **choices)
         self.close(out.detach(), want.detach(), 1e-6)
-        for ours, theirs in zip(torch.autograd.grad(out.square().sum(), inputs), torch.autograd.grad(want.square().sum(), inputs)):
+        for ours, theirs in zip(*(torch.autograd.grad(one.square().sum(), inputs) for one in (out, want))):
             self.close(ours, theirs, 1e-5)
 
     def test_without_a_break(self) -> None:
@@ -54,8 +55,9 @@ class Compiled(Case):
             return attention(q * 2, k + 1, v, **choices) * 3
 
         compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
-        for choices in ({}, {"causal": True}, {"causal": "bottom_right", "scale": 0.3}, {"key_lengths": torch.tensor([50, 20])},
-                        {"kernel": "01"}, {"dropout": 0.0, "fallback": True, "deterministic": True}):
+        for choices in ({}, {"causal": True}, {"causal": "bottom_right", "scale": 0.3},
+                        {"key_lengths": torch.tensor([50, 20])}, {"kernel": "01"},
+                        {"dropout": 0.0, "fallback": True, "deterministic": True}):
             self.same(compiled, layer, tensors(grad=True), **choices)
         self.same(compiled, layer, tensors(layout="bnhd", grad=True), layout="bnhd")
 
@@ -71,8 +73,8 @@ class Compiled(Case):
         compiled = torch.compile(attention, fullgraph=True, backend="aot_eager")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            inputs = tensors(grad=True)
-            self.same(compiled, attention, inputs, window=(3, 0), causal=True, fallback=True, key_lengths=torch.tensor([9, 0]))
+            self.same(compiled, attention, tensors(grad=True), window=(3, 0), causal=True, fallback=True,
+                      key_lengths=torch.tensor([9, 0]))
 
     @unittest.skipUnless(shutil.which("g++") or shutil.which("clang++"), "no C++ compiler for PyTorch's own")
     def test_pytorchs_own_compiler(self) -> None:

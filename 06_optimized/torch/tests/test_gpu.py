@@ -40,6 +40,16 @@ class Gpu(Case):
                 inputs = tensors(B=1, Hq=2, Hkv=1, Nq=1000, Nk=1536, d=d, dtype=dtype, grad=True, device="cuda")
                 self.agrees(attention, inputs, causal="bottom_right")
 
+    def test_windows_and_dropout(self) -> None:
+        for dtype in (torch.float32, *HALVES):
+            for d in (64, 128) if dtype == torch.float32 else (64, 128, 256):
+                inputs = tensors(B=1, Hq=2, Hkv=1, Nq=1000, Nk=1536, d=d, dtype=dtype, grad=True, device="cuda")
+                for causal in (False, "bottom_right"):
+                    self.agrees(attention, inputs, causal=causal, window=(300, 100))
+                    out = attention(*inputs, causal=causal, dropout=0.5)
+                    dv, = torch.autograd.grad(out, inputs[2], out.detach())
+                    self.has_one_mask(out.detach(), dv, inputs[2].detach())
+
     def test_strides(self) -> None:
         q, k, v = tensors(Hq=4, Hkv=4, Nq=21, Nk=21, d=64, layout="bnhd", dtype=torch.bfloat16, device="cuda")
         packed = torch.stack([q, k, v], dim=2)
@@ -50,7 +60,8 @@ class Gpu(Case):
 
     def test_no_double(self) -> None:
         inputs = tensors(dtype=torch.float64, device="cuda")
-        with self.assertRaisesRegex(ValueError, "no kernel takes double on a GPU; float16, bfloat16 and float32 run there"):
+        words = "no kernel takes double on a GPU; float16, bfloat16 and float32 run there"
+        with self.assertRaisesRegex(ValueError, words):
             attention(*inputs)
         with self.assertWarnsRegex(UserWarning, "double on a GPU"):
             attention(*inputs, fallback=True)
@@ -120,13 +131,51 @@ class Gpu(Case):
             for ours, theirs in zip(gradients, expected):
                 self.close(ours, theirs)
 
+    def test_a_graph_drops_others_in_each_replay(self) -> None:
+        for dtype in (torch.float32, torch.bfloat16):
+            inputs = tensors(Nq=256, Nk=256, d=64, dtype=dtype, grad=True, device="cuda")
+            def step() -> Any:
+                out = attention(*inputs, causal=True, dropout=0.5)
+                return out.detach(), torch.autograd.grad(out, inputs[2], out.detach())[0]
+            side = torch.cuda.Stream()
+            side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(side):
+                step()
+            torch.cuda.current_stream().wait_stream(side)
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                out, dv = step()
+            outs = []
+            for seed in (1, 1, 2):
+                torch.manual_seed(seed)
+                for _ in range(2):
+                    graph.replay()
+                    self.has_one_mask(out, dv, inputs[2].detach())
+                    outs.append(out.clone())
+            for other in (1, 4):  # the second of a seed, and another seed
+                self.assertGreater((outs[0] - outs[other]).abs().max().item(), 0.01)
+            self.assertTrue(torch.equal(outs[0], outs[2]) and torch.equal(outs[1], outs[3]))
+
+    def test_compiled_dropout(self) -> None:
+        for mode in (None, "reduce-overhead"):
+            compiled = torch.compile(lambda q, k, v: attention(q, k, v, dropout=0.5), fullgraph=True, mode=mode)
+            inputs = tensors(Nq=128, Nk=128, d=64, dtype=torch.bfloat16, grad=True, device="cuda")
+            outs = []
+            for _ in range(4):
+                torch.compiler.cudagraph_mark_step_begin()
+                out = compiled(*inputs)
+                outs.append(out.detach().clone())
+                self.has_one_mask(outs[-1], torch.autograd.grad(out, inputs[2], outs[-1])[0], inputs[2].detach())
+            self.assertGreater((outs[2] - outs[3]).abs().max().item(), 0.01)
+
     def test_compiled(self) -> None:
         for mode in (None, "reduce-overhead"):
             compiled = torch.compile(lambda q, k, v: attention(q * 2, k, v, causal=True) + 1, fullgraph=True, mode=mode)
             inputs = tensors(Nq=128, Nk=128, d=64, dtype=torch.bfloat16, grad=True, device="cuda")
             for _ in range(3):
                 got = torch.autograd.grad(compiled(*inputs).float().square().sum(), inputs)
-            want = torch.autograd.grad((attention(inputs[0] * 2, *inputs[1:], causal=True) + 1).float().square().sum(), inputs)
+            out = attention(inputs[0] * 2, *inputs[1:], causal=True) + 1
+            want = torch.autograd.grad(out.float().square().sum(), inputs)
             for ours, theirs in zip(got, want):
                 self.close(ours, theirs)
 

@@ -1,4 +1,4 @@
-"""What makes no sense is said in one sentence, and so is what a kernel cannot take; with fallback=True PyTorch takes that."""
+"""What makes no sense is said in one sentence, and so is what a kernel cannot take; or PyTorch takes it."""
 
 from __future__ import annotations
 
@@ -9,11 +9,10 @@ import unittest
 import warnings
 from typing import Any
 
-from reference import FOLDER, Case, reference, seen, tensors, torch
+from reference import FOLDER, Case, reference, tensors, torch
 
 import flash_from_scratch._attention as inside
 from flash_from_scratch import attention
-from flash_from_scratch._library import library
 
 
 class Refused(Case):
@@ -27,7 +26,8 @@ class Refused(Case):
         q, k, v = tensors()
         self.refused("q must be a tensor, got list", ([1.0], k, v), TypeError)
         self.refused("k must have 4 dimensions, got 3", (q, k[0], v))
-        self.refused(r"k and v must have the same heads and rows, got \(2, 2, 50, 16\) and \(2, 2, 49, 16\)", (q, k, v[:, :, 1:]))
+        self.refused(r"k and v must have the same heads and rows, got \(2, 2, 50, 16\) and \(2, 2, 49, 16\)",
+                     (q, k, v[:, :, 1:]))
         self.refused("must have one batch, got 2, 1 and 1", (q, k[:1], v[:1]))
         self.refused("q and k must have the same d, got 16 and 8", (q, k[..., :8], v[..., :8]))
         self.refused("a multiple of those of k, got 3 and 2", (q[:, :3], k, v))
@@ -43,6 +43,11 @@ class Refused(Case):
         self.refused("scale must be finite, got nan", scale=float("nan"))
         self.refused("window must be", window=(1, 2, 3))
         self.refused("window must be", window=-5)
+        self.refused(r"not negative, got \(3, -2\)", window=(3, -2))
+        self.refused("window must be None, a number or", window=2.5)
+        self.refused(r"dropout must lie in \[0, 1\), got -0.1", dropout=-0.1)
+        self.refused(r"dropout must lie in \[0, 1\), got nan", dropout=float("nan"))
+        self.refused("no kernel is called '07'", kernel="07", window=3)
         self.refused("no kernel is called '07'; there are best, mine, 00 to 06, and those that", kernel="07")
         self.refused("no kernel is called '03.slow'", kernel="03.slow")
         self.refused("kernel names two forwards, 01.safe_softmax and 02", kernel="01, 02")
@@ -91,31 +96,29 @@ class Fallback(Case):
                 out = self.falls_back(why, inputs, kernel=kernel, **choices)
                 self.close(out, reference(*inputs, **choices))
 
-    @unittest.skipIf(library().has("window"), "windows are built in")
     def test_windows(self) -> None:
         for causal in (False, True, "bottom_right"):
-            for window in ((3, 0), (0, 2), (None, 1), 4):
+            for window in ((3, 0), (0, 2), (4, None), 4):
                 for lengths in (None, torch.tensor([50, 2])):
-                    inputs = tensors(grad=True)
-                    out = self.falls_back("window= is not built into this library", inputs, causal=causal, window=window,
-                                          key_lengths=lengths)
-                    left, right = (window, window) if isinstance(window, int) else window
-                    i, j = torch.arange(37)[:, None] + (13 if causal == "bottom_right" else 0), torch.arange(50)
-                    keys = seen(37, 50, causal, lengths)
-                    if left is not None:
-                        keys = keys & (j >= i - left)
-                    keys = keys & (j <= i + right)
-                    scores = (inputs[0].double() @ inputs[1].double().repeat_interleave(2, 1).transpose(2, 3)) / 4
-                    weights = torch.softmax(scores.masked_fill(~keys, float("-inf")), -1).nan_to_num(0)
-                    self.close(out.detach(), (weights @ inputs[2].double().repeat_interleave(2, 1)).detach())
-                    out.sum().backward()
-                    self.assertTrue(all(torch.isfinite(x.grad).all() for x in inputs))
+                    choices = {"causal": causal, "window": window, "key_lengths": lengths}
+                    self.falls_back("no kernel for the CPU has window=", **choices)
+                    self.agrees(lambda *inputs, **all: attention(*inputs, fallback=True, **all), tensors(grad=True),
+                                **choices)
 
-    @unittest.skipIf(library().has("dropout"), "dropout is built in")
     def test_dropout(self) -> None:
         torch.manual_seed(1)
-        out = self.falls_back("dropout= is not built into this library", tensors(Nk=200), dropout=0.5)
+        out = self.falls_back("no kernel for the CPU has dropout=", tensors(Nk=200), dropout=0.5)
         self.assertGreater((out - attention(*tensors(Nk=200))).abs().max().item(), 0.01)
+
+    def test_what_has_no_windows_and_no_dropout(self) -> None:
+        for kernel in ("03", "03.fast, 05", "05"):
+            out = self.falls_back("has no window=; best and 06 have, by beyond.masks", kernel=kernel, window=3)
+            self.close(out, reference(*tensors(), window=3))
+        self.falls_back("02.rows has no dropout=; best and 06 have, by beyond.dropout", kernel="02.rows", dropout=0.1)
+        self.falls_back("mine has no dropout=", kernel="mine", dropout=0.1)
+        self.falls_back("beyond.masks has no dropout=", kernel="beyond.masks", dropout=0.1)
+        for kernel in ("best", "06"):
+            self.falls_back("no kernel has both window= and dropout=", kernel=kernel, window=3, dropout=0.1)
 
     def test_no_kernel_for_a_place(self) -> None:
         inputs = [x.to("meta") for x in tensors()]
