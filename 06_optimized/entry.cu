@@ -6,7 +6,6 @@
 #include <type_traits>
 
 #include "06_optimized/optimized.hpp"
-#include "06_optimized/order.cuh"
 #include "common/core/check.hpp"
 #include "common/core/tuned.hpp"
 
@@ -62,7 +61,8 @@ void launch(const Problem& p, const Forward<T>& t, Kernel kernel, float scale,
     case Kernel::fa2:
       return launch_fa2(p, t, scale, stream);
     case Kernel::hopper:
-      return launch_hopper(p, t, scale, static_cast<unsigned*>(options.scratch.data), stream);
+      return launch_hopper(p, t, scale, static_cast<unsigned*>(options.scratch.data), stream,
+                           options.block_a_tile);
     default:
       break;
   }
@@ -124,11 +124,11 @@ std::string wrong_capability(const std::string& who, int wanted, int here) {
          (alone ? " alone" : " and later") + ", this GPU is " + capability(here);
 }
 
-std::size_t scratch_bytes(const Problem& p, Kernel kernel, bool counted) {
+std::size_t scratch_bytes(const Problem& p, Kernel kernel) {
+  const bool masked = p.causal != Causal::none || p.key_lengths;
   kernel = chosen(kernel);
-  const bool can = kernel == Kernel::longest_first || kernel == Kernel::hopper;
-  const bool asked = counted && kernel == Kernel::hopper;
-  return (can && tiles_differ(p)) || asked ? sizeof(unsigned) : 0;
+  const bool counts = kernel == Kernel::longest_first || kernel == Kernel::hopper;
+  return masked && counts ? sizeof(unsigned) : 0;
 }
 
 template <class T>
@@ -176,7 +176,7 @@ Kernel forward(const Problem& p, const Forward<T>& t, const Options& options) {
     const std::string why_not = unsupported(p, t, kernel);
     require(why_not.empty(), "optimized: ", why_not);
     check_scratch(std::string("optimized: ") + name(kernel), options.scratch, "scratch_bytes()",
-                  scratch_bytes(p, kernel, options.counted), alignof(unsigned));
+                  scratch_bytes(p, kernel), alignof(unsigned));
     if (p.B == 0 || p.Hq == 0 || p.Nq == 0) return kernel;
     // The smallest tile has 64 rows; a grid has at most 2^31 - 1 blocks along x.
     require(
@@ -187,11 +187,11 @@ Kernel forward(const Problem& p, const Forward<T>& t, const Options& options) {
     const Rung& r = rung(kernel);
     if (p.Nk == 0 && r.capability == 90 && !r.whole_contract) kernel = Kernel::swizzle;
     Options launched = options;
-    if (scratch_bytes(p, kernel, options.counted) == 0) launched.scratch = {};
+    if (scratch_bytes(p, kernel) == 0) launched.scratch = {};
     const float scale = float(p.softmax_scale());
     const auto type = std::is_same_v<T, __half> ? TunedCall::fp16 : TunedCall::bf16;
     const bool tunable = kernel == Kernel::fa2 || kernel == Kernel::hopper;
-    if (tunable &&
+    if (tunable && !launched.block_a_tile &&
         launch_tuned(name(kernel), p, t, type, scale, static_cast<unsigned*>(launched.scratch.data),
                      launched.stream, current_gpu))
       return kernel;

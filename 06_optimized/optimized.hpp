@@ -87,15 +87,15 @@ struct Options {
   Kernel kernel = Kernel::best;
   cudaStream_t stream = nullptr;
   Scratch scratch = {};  // scratch_bytes() of device memory, aligned to 4
-  // hopper: take tiles by a counter where all cost the same, too. For a GPU that is not this call's
-  // alone: a block that has to wait for its SM then takes fewer, and nobody waits for it.
-  bool counted = false;
+  // hopper: a block for each tile, in place of one for each SM that stays until the end. For a GPU
+  // where kernels of other streams want SMs meanwhile: they get one as soon as a tile is done.
+  bool block_a_tile = false;
 };
 
 // Device memory that the kernel needs beside its arguments: 4 bytes, to count tiles, for a hopper
-// with a mask or if `counted`; else 0. What it holds before does not matter. Calls that may run at
-// the same time need one each.
-std::size_t scratch_bytes(const Problem& p, Kernel kernel = Kernel::best, bool counted = false);
+// with a mask; else 0. What it holds before does not matter. Calls that may run at the same time
+// need one each.
+std::size_t scratch_bytes(const Problem& p, Kernel kernel = Kernel::best);
 
 // Empty, or a sentence that says why `kernel` cannot take this problem on the current GPU.
 // T: __half or __nv_bfloat16.
@@ -144,6 +144,6 @@ void launch_longest_first(const Problem& p, const Forward<T>& t, float scale, un
                           cudaStream_t stream);
 template <class T>
 void launch_hopper(const Problem& p, const Forward<T>& t, float scale, unsigned* taken,
-                   cudaStream_t stream);
+                   cudaStream_t stream, bool block_a_tile = false);
 
 }  // namespace fa::optimized

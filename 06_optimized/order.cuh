@@ -30,9 +30,6 @@ struct Order {
   }
 };
 
-// Do tiles of queries cost more or less, as rows see more or fewer keys?
-inline bool tiles_differ(const Problem& p) { return p.causal != Causal::none || p.key_lengths; }
-
 // How many heads a section may have if each has so many bytes, and the section `all`: a power of
 // two, or all heads; at least one.
 inline int heads_within(std::int64_t all, std::int64_t bytes, std::int64_t heads) {

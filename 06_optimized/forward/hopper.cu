@@ -261,15 +261,16 @@ __global__ void __launch_bounds__(Tiles::threads, 1)
 
 template <class Tiles, class T>
 void launch(const Problem& p, const Forward<T>& t, float scale, unsigned* taken,
-            cudaStream_t stream) {
+            cudaStream_t stream, bool by_tile) {
   constexpr std::size_t bytes = sizeof(Shared<Tiles, T>);
   static_assert(bytes <= 227 * 1024);
   const ForwardMaps maps = Tiles::tma ? maps_of(p, t, Tiles::Br, Tiles::Bc) : ForwardMaps{};
-  const Order<int> order = order_of<Tiles>(p, taken && tiles_differ(p));
+  const Order<int> order = order_of<Tiles>(p, taken);
   if (taken) FA_CUDA_CHECK(cudaMemsetAsync(taken, 0, sizeof *taken, stream));
   const auto kernel = hopper_kernel<Tiles, T>;
   allow_shared_memory(kernel, bytes);
-  const int blocks = std::min(processors(), order.tiles * order.heads);
+  const int tiles = order.tiles * order.heads;
+  const int blocks = by_tile ? tiles : std::min(processors(), tiles);
   FA_LAUNCH(kernel, dim3(unsigned(blocks)), dim3(Tiles::threads), bytes, stream, maps, p, t, order,
             taken, scale);
 }
@@ -278,21 +279,22 @@ void launch(const Problem& p, const Forward<T>& t, float scale, unsigned* taken,
 
 template <class T>
 void launch_hopper(const Problem& p, const Forward<T>& t, float scale, unsigned* taken,
-                   cudaStream_t stream) {
+                   cudaStream_t stream, bool by_tile) {
   const bool maps = p.Nk > 0 && p.d % 8 == 0 && has_tensor_map(t.Q, p.B, p.Hq, p.Nq) &&
                     has_tensor_map(t.K, p.B, p.Hkv, p.Nk) &&
                     has_tensor_map(t.V, p.B, p.Hkv, p.Nk) && has_tensor_map(t.O, p.B, p.Hq, p.Nq);
-  const auto run = [&](auto launch) { launch(p, t, scale, maps ? taken : nullptr, stream); };
+  const auto run = [&](auto with) { with(p, t, scale, maps ? taken : nullptr, stream, by_tile); };
   if (!maps && p.d <= 64) return run(launch<Carried<64>, T>);
   if (!maps && p.d <= 128) return run(launch<Carried<128>, T>);
   if (!maps) return run(launch<Carried<256>, T>);
   if (p.d > 128) return run(launch<D256, T>);
   if (p.d > 64) return run(p.Nk < 2048 ? launch<D128Short, T> : launch<D128, T>);
-  run(taken && tiles_differ(p) && p.Nk <= 1024 ? launch<D64Short, T> : launch<D64, T>);
+  run(taken && p.Nk <= 1024 ? launch<D64Short, T> : launch<D64, T>);
 }
 
-template void launch_hopper(const Problem&, const Forward<__half>&, float, unsigned*, cudaStream_t);
+template void launch_hopper(const Problem&, const Forward<__half>&, float, unsigned*, cudaStream_t,
+                            bool);
 template void launch_hopper(const Problem&, const Forward<__nv_bfloat16>&, float, unsigned*,
-                            cudaStream_t);
+                            cudaStream_t, bool);
 
 }  // namespace fa::optimized

@@ -103,8 +103,8 @@ class GpuEngine : public Engine<T> {
     const Problem p = with_lengths(pair);
     optimized::Options options;
     options.stream = stream_;
-    options.counted = true;  // messages have some SMs for a while
-    options.scratch = scratch(optimized::scratch_bytes(p, options.kernel, options.counted));
+    options.scratch = scratch(optimized::scratch_bytes(p));
+    options.block_a_tile = true;  // messages want some SMs for a while, and not at the end
     optimized::forward(p, t, options);
   }
   void backward(const Problem& pair, const Backward<T>& t) override {
