@@ -144,6 +144,11 @@ void launch_longest_first(const Problem& p, const Forward<T>& t, float scale, un
                           cudaStream_t stream);
 template <class T>
 void launch_hopper(const Problem& p, const Forward<T>& t, float scale, unsigned* taken,
-                   cudaStream_t stream, bool block_a_tile = false);
+                   cudaStream_t stream, bool by_tile);  // block_a_tile
+template <class T>
+void launch_hopper(const Problem& p, const Forward<T>& t, float scale, unsigned* taken,
+                   cudaStream_t stream) {
+  launch_hopper(p, t, scale, taken, stream, false);
+}
 
 }  // namespace fa::optimized

@@ -104,9 +104,9 @@ def charts(r: Results) -> list[Chart | Table]:
 
 
 def walks() -> list[ModuleType]:
-    """beyond/*/check/charts.py, each with charts() of what the walk has recorded."""
+    """beyond/*/check/charts.py and the ring's, each with charts() of what the walk has recorded."""
     found = []
-    for file in sorted(RESULTS.parent.glob("beyond/*/check/charts.py")):
+    for file in sorted([*RESULTS.parent.glob("beyond/*/check/charts.py"), *RESULTS.parent.glob("ring/check/charts.py")]):
         spec = importlib.util.spec_from_file_location(f"charts_of_{file.parts[-3]}", file)
         assert spec and spec.loader
         module = importlib.util.module_from_spec(spec)

@@ -208,7 +208,7 @@ bool launch_tuned(const Problem& p, const Forward<T>& t, const TunedCall& c) {
       !has_tensor_map(t.K, p.B, p.Hkv, p.Nk) || !has_tensor_map(t.V, p.B, p.Hkv, p.Nk) ||
       !has_tensor_map(t.O, p.B, p.Hq, p.Nq))
     return false;
-  launch<Tuned>(p, t, c.scale, c.taken, static_cast<cudaStream_t>(c.stream));
+  launch<Tuned>(p, t, c.scale, c.taken, static_cast<cudaStream_t>(c.stream), false);
   return true;
 }""",
         24,

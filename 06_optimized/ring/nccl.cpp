@@ -215,8 +215,7 @@ class OverNccl : public NcclCommunicator {
     // The group is on the stream once NCCL says so: the first one connects the ranks.
     until_done("ncclGroupEnd", std::max(assembly_.patience(), milliseconds(60000)));
     came_.record(stream_);
-    // NCCL's blocks take their SMs first. Behind a kernel that fills the GPU, and stays until its end,
-    // they would wait for that end, and the next step for them.
+    // NCCL's blocks come to their SMs first, or at least soon: gpu.cu leaves one now and then.
     FA_CUDA_CHECK(cudaStreamWaitEvent(engine_, begun_, 0));
     if (recording_) times_.back()->copy_to.record(stream_);
     for (const Message& message : sent) bytes_sent += std::int64_t(message.bytes);

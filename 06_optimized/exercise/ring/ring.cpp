@@ -136,19 +136,27 @@ void ring_backward(const Rank<T>& at, const Backward<T>& t) {
     std::swap(mine, leaving);
     std::swap(here, coming);
   }
-  // After P - 1 moves the sums are one rank short of home.
-  Sum* home = leaving;
-  if (ring.P > 1) {
+  // After P - 1 moves the sums are complete, but one rank short of home. There nothing is added to
+  // them, so they go as what they will be: in 16 bits that is half of the bytes.
+  const auto round_keys = [&](const Pair<Sum>& from, const View<T>& dK, const View<T>& dV) {
+    const Size size{p.B, p.Hkv, from.rows, p.d};
+    at.engine.round(size, from.K(), dK);
+    at.engine.round(size, from.V(), dV);
+  };
+  const Pair<T> own = ring.pair(coming, ring.me);
+  if (ring.P == 1) {
+    round_keys(ring.pair(leaving, ring.me), t.dK, t.dV);
+  } else {
+    const Pair<T> going = ring.pair(here, ring.next);
+    round_keys(ring.pair(leaving, ring.next), going.K(), going.V());
     at.comm.begin("backward, the last move of dK and dV",
-                  {ring.message(ring.next, leaving, ring.owner_of(ring.P - 1))},
-                  {ring.message(ring.last, arriving, ring.me)});
+                  {ring.message(ring.next, going.data, ring.next)},
+                  {ring.message(ring.last, own.data, ring.me)});
     at.comm.wait();
-    home = arriving;
+    at.engine.copy({p.B, p.Hkv, own.rows, p.d}, own.K(), t.dK);
+    at.engine.copy({p.B, p.Hkv, own.rows, p.d}, own.V(), t.dV);
   }
-  const Pair<Sum> own = ring.pair(home, ring.me);
   at.engine.round({p.B, p.Hq, rows, p.d}, contiguous(dQ, p.Hq, rows, p.d), t.dQ);
-  at.engine.round({p.B, p.Hkv, own.rows, p.d}, own.K(), t.dK);
-  at.engine.round({p.B, p.Hkv, own.rows, p.d}, own.V(), t.dV);
 }
 
 #define FA_INSTANTIATE(T)                                          \
