@@ -9,6 +9,7 @@
 #include "06_optimized/check/testing.hpp"
 #include "06_optimized/optimized.hpp"
 #include "common/judge/cases.hpp"
+#include "common/judge/conformance.hpp"
 #include "common/judge/gpu.hpp"
 #include "common/judge/gpu_test.hpp"
 #include "common/judge/half.hpp"
