@@ -23,6 +23,8 @@ const char* const usage =
   --check              compares the result with the plain kernel's on the whole, at rank 0
   --rounds N           (5); 0 times nothing
   --seconds S          begins no further problem after that time
+  --alone P            one process as if it were a rank of P, with nobody to talk to: what such a
+                       rank computes, and its memory
   --no-whole           does not time the whole problem on one GPU
   --json FILE          what was measured
   --timeline FILE      what was computed and copied when, step by step
@@ -117,6 +119,8 @@ Asked asked(const std::vector<std::string>& words, const std::vector<std::string
       a.whole = false;
     } else if (option == "--rounds") {
       a.rounds = int(number(option, value(), 0, 1000));
+    } else if (option == "--alone") {
+      a.alone = int(number(option, value(), 1, 65536));
     } else if (option == "--seconds") {
       a.seconds = seconds(option, value());
     } else if (option == "--timeout") {
@@ -154,8 +158,9 @@ std::string Asked::text() const {
   list("--masks", causal, [](bool x) { return x ? "causal" : "none"; });
   list("--kind", methods, [](Method x) { return name(x); });
   text << "--contiguous " << contiguous << "\n--backward " << backward << "\n--check " << check
-       << "\n--no-whole " << !whole << "\n--rounds " << rounds << "\n--seconds " << seconds
-       << "\n--sockets " << sockets << "\n--timeline " << !timeline.empty() << '\n';
+       << "\n--alone " << alone << "\n--no-whole " << !whole << "\n--rounds " << rounds
+       << "\n--seconds " << seconds << "\n--sockets " << sockets << "\n--timeline "
+       << !timeline.empty() << '\n';
   return text.str();
 }
 

@@ -45,17 +45,28 @@ double seconds_since(Clock::time_point base) {
   return std::chrono::duration<double>(Clock::now() - base).count();
 }
 
-// The messages left out.
+// The messages left out; all others are as this one.
 class Silent : public Communicator {
  public:
-  explicit Silent(const Communicator& real) : rank_(real.rank()), size_(real.size()) {}
+  Silent(int rank, int size) : rank_(rank), size_(size) {}
   int rank() const override { return rank_; }
   int size() const override { return size_; }
-  void begin(const std::string&, const std::vector<Message>&,
-             const std::vector<Message>&) override {}
+  void begin(const std::string&, const std::vector<Message>& sent,
+             const std::vector<Message>& received) override {
+    for (std::size_t k = 0; k < sent.size(); ++k) {
+      bytes_sent += sent[k].bytes;
+      if (deliver && k < received.size()) deliver(sent[k], received[k]);
+    }
+  }
   void wait() override {}
-  void tell_all(const std::string&, const void*, void*, std::size_t) override {}
+  void tell_all(const std::string&, const void* mine, void* all, std::size_t bytes) override {
+    for (int r = 0; r < size_ && bytes; ++r)
+      std::memcpy(static_cast<char*>(all) + std::size_t(r) * bytes, mine, bytes);
+  }
   void leave(const std::string&) noexcept override {}
+
+  // Once, so that rooms for others' keys hold keys: a GPU that multiplies zeros is faster.
+  std::function<void(const Message& sent, const Message& received)> deliver;
 
  private:
   int rank_, size_;
@@ -234,8 +245,8 @@ class Measured {
         wholes_(wholes),
         p_(p),
         options_{method, asked.contiguous ? Order::contiguous : Order::zigzag},
-        comm_(machine.comm()),
-        silent_(comm_),
+        silent_(machine.comm().rank(), asked.alone ? asked.alone : machine.comm().size()),
+        comm_(asked.alone ? silent_ : machine.comm()),
         engine_(machine.engine()),
         t_(machine, p, rows(p.Nq), rows(p.Nk), asked.backward) {
     t_.draw(machine, blocks(p.Nq), blocks(p.Nk));
@@ -250,7 +261,8 @@ class Measured {
         << (asked_.contiguous ? "contiguous" : "zigzag") << "\", \"ranks\": " << comm_.size()
         << ", \"N\": " << p_.Nq << ", \"Hq\": " << p_.Hq << ", \"Hkv\": " << p_.Hkv
         << ", \"d\": " << p_.d << ", \"type\": \"" << asked_.type
-        << "\", \"causal\": " << (p_.causal != Causal::none ? "true" : "false");
+        << "\", \"causal\": " << (p_.causal != Causal::none ? "true" : "false")
+        << ", \"alone\": " << (asked_.alone ? "true" : "false");
     if (leads()) {
       std::printf("%s, N %lld, %lld heads, %lld key heads, d %lld, %s%s, %s, %d ranks\n",
                   name(options_.method), ll(p_.Nq), ll(p_.Hq), ll(p_.Hkv), ll(p_.d),
@@ -260,6 +272,13 @@ class Measured {
     }
     // The first call agrees with the others, allocates what the method needs, and counts bytes.
     comm_.bytes_sent = 0;
+    if (asked_.alone)
+      silent_.deliver = [this](const Message& from, const Message& to) {
+        const Int rows = Int(std::min(from.bytes, to.bytes) / sizeof(T)) / p_.d;
+        engine_->copy({1, 1, rows, p_.d},
+                      contiguous(static_cast<const T*>(from.data), 1, rows, p_.d),
+                      contiguous(static_cast<T*>(to.data), 1, rows, p_.d));
+      };
     try {
       call(comm_, false, true);
     } catch (const std::invalid_argument& error) {
@@ -271,6 +290,7 @@ class Measured {
     if (asked_.backward) call(comm_, true, true);
     const double all_bytes = double(comm_.bytes_sent);
     machine_.finish("the first call");
+    silent_.deliver = nullptr;
     bool right = true;
     if (asked_.check) right = check(row);
 
@@ -553,8 +573,8 @@ class Measured {
   std::map<std::string, double>& wholes_;
   const Problem p_;
   const Options options_;
-  Communicator& comm_;
   Silent silent_;
+  Communicator& comm_;
   std::unique_ptr<Engine<T>> engine_;
   Tensors<T> t_;
 };
@@ -628,6 +648,8 @@ template <class T>
 bool measure(Machine<T>& machine, Assembly& assembly, const Asked& asked) {
   const auto begun = Clock::now();
   agree(assembly, asked);
+  require(!asked.alone || (assembly.size() == 1 && !asked.check),
+          "ring: --alone wants one process, and has no result to check");
   const std::vector<std::string> names = assembly.tell_texts("its machine", machine.name());
   std::string gpus;
   for (const std::string& name : names) gpus += (gpus.empty() ? "" : ", ") + quoted(name);

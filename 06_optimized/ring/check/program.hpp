@@ -72,7 +72,7 @@ struct Asked {
   std::string type;  // as the machine's first one
   bool contiguous = false, backward = false, check = false, whole = true, sockets = false,
        help = false;
-  int rounds = 5, timeout_ms = 20000;
+  int rounds = 5, alone = 0, timeout_ms = 20000;
   double seconds = 0;  // begins no further problem after that; 0: all of them
   std::string json, timeline;
 

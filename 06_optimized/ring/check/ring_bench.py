@@ -2,6 +2,7 @@
 
     python3 06_optimized/ring/check/ring_bench.py BUILD OUT.json --gpus 2 [--seconds 200]
     python3 06_optimized/ring/check/ring_bench.py BUILD OUT.json --gpus 2 --quick    results checked; a first look
+    python3 06_optimized/ring/check/ring_bench.py BUILD OUT.json --add --only alone  what model.py wants, on one GPU
 
 The most telling problems come first. Every row says on what machine, of what commit and with what settings it was
 measured; OUT.json is written anew after each program, so that what was measured is kept whatever happens after it.
@@ -33,6 +34,8 @@ launch = load_launch()
 
 
 def commit() -> str:
+    if given := os.environ.get("FA_COMMIT"):
+        return given
     said = subprocess.run(["git", "describe", "--always", "--dirty", "--abbrev=7"], cwd=ROOT, capture_output=True,
                           text=True, check=False)
     return said.stdout.strip() if said.returncode == 0 else "unknown"
@@ -69,6 +72,18 @@ GRID = [
     ("no mask, the rest", ["--length", "65536,262144", "--contiguous", "--kind", ALL, "--backward", "--rounds", "2",
                            "--no-whole"], 0.2, False),
 ]
+# One process as a rank of P, without messages: its times are the model's, at 1,024 to 65,536 tokens a rank; and its
+# memory. The last number is the share of the time again.
+TOKENS = [1024 << k for k in range(7)]
+ALONE = [(f"alone, {words}, {P} ranks", ["--alone", str(P), "--length", ",".join(str(P * n) for n in TOKENS), *options,
+                                         "--backward", "--no-whole", *R3], 0.12)
+         for words, options in (("causal", ["--causal"]), ("no mask", ["--contiguous"]),
+                                ("causal, groups of 8", ["--causal", "--key-heads", "2"])) for P in (2, 4)]
+ALONE += [(f"alone, memory, {P} ranks", ["--alone", str(P), "--length", ",".join(str(N) for N in lengths), "--causal",
+                                         "--backward", "--rounds", "0"], 0.05)
+          for P, lengths in ((1, [32768, 131072]), (2, [32768, 131072]), (4, [32768, 131072, 524288]),
+                             (8, [32768, 131072, 524288, 1048576]), (16, [32768, 131072, 524288, 1048576]),
+                             (32, [131072, 524288, 1048576]))]
 CHECKS = [
     ("checked, causal zigzag", ["--length", "2048,2051", "--heads", "8", "--key-heads", "8,2", "--causal", "--kind",
                                 ALL]),
@@ -90,6 +105,8 @@ class Bench:
         self.program = launch.program(asked.build, asked.cpu)
         self.found = {"commit": commit(), "date": datetime.date.today().isoformat(), "gpus": asked.gpus,
                       "connected": "" if asked.cpu else how_connected(), "rows": [], "timelines": [], "failures": []}
+        if asked.add:
+            self.found = {**json.loads(asked.out.read_text(encoding="utf-8")), "failures": []}
         self.kept = tempfile.TemporaryDirectory()  # as long as this object
         self.folder = Path(self.kept.name)
 
@@ -101,7 +118,7 @@ class Bench:
         beside.write_text(json.dumps(self.found, indent=1) + "\n", encoding="utf-8")
         os.replace(beside, self.asked.out)
 
-    def ring(self, title: str, options: list, seconds: float, timeline: bool = False) -> None:
+    def ring(self, title: str, options: list, seconds: float, timeline: bool = False, ranks: int = 0) -> None:
         if seconds < 3:
             self.found["failures"].append({"title": title, "why": "no time was left"})
             return
@@ -113,7 +130,7 @@ class Bench:
             command += ["--timeline", str(steps)]
         print(f"## {title}: {' '.join(command[1:])}", flush=True)
         # A problem that has begun comes to its end; a program that hangs does not.
-        code, sentence = launch.run(command, self.asked.gpus, limit=seconds + 60)
+        code, sentence = launch.run(command, ranks or self.asked.gpus, limit=seconds + 60)
         if code != 0:
             self.found["failures"].append({"title": title, "options": options, "exit": code, "why": sentence})
             print(sentence or f"exit code {code}", flush=True)
@@ -128,9 +145,8 @@ class Bench:
         read = json.loads(out.read_text(encoding="utf-8"))
         rows = read.pop("rows")
         about = {"title": title, "options": options, **read}
-        about.setdefault("commit", self.found["commit"])
-        if about["commit"] in ("", "unknown"):
-            about["commit"] = self.found["commit"]
+        if about.get("commit") in (None, "", "unknown"):
+            about["commit"] = commit()
         self.found["rows"] += [{**about, **row} for row in rows]
 
     def torch(self, title: str, options: list, seconds: float) -> None:
@@ -171,7 +187,7 @@ class Bench:
             read = json.loads(out.read_text(encoding="utf-8"))
             if "refused" in read:
                 self.found["failures"].append({"title": f"PyTorch, {title}", "why": read["refused"]})
-            self.found["rows"] += [{"title": title, "commit": self.found["commit"],
+            self.found["rows"] += [{"title": title, "commit": commit(),
                                     "machines": [read.get("machine", "")] * self.asked.gpus,
                                     "messages": f"PyTorch {read.get('version')}, NCCL {read.get('nccl')}", **row}
                                    for row in read["rows"]]
@@ -185,6 +201,8 @@ class Bench:
                 self.ring(title, [*options, *small], min(self.left(), max(10, 0.1 * self.asked.seconds)))
         grid = QUICK if self.asked.quick else [] if self.asked.only_checks else GRID
         for number, (title, options, share, peer) in enumerate(grid):
+            if self.asked.only not in title:
+                continue
             if self.asked.cpu:
                 options = ["--length", "512", "--heads", "4", *small, *options[2:]]
                 if "--key-heads" not in options:
@@ -195,6 +213,9 @@ class Bench:
             self.ring(title, options, budget * (0.6 if with_peer else 1), timeline=number == 0)
             if with_peer:
                 self.torch(title, options, min(self.left(), share * self.asked.seconds * 0.4))
+        for title, options, share in [] if self.asked.quick or self.asked.only_checks or self.asked.cpu else ALONE:
+            if self.asked.only in title:
+                self.ring(title, options, min(self.left(), share * self.asked.seconds), ranks=1)
         self.save()
         wrong = [row for row in self.found["rows"] if row.get("check", {}).get("right") is False]
         print(f"{len(self.found['rows'])} rows in {self.asked.out}, {len(self.found['failures'])} failures, "
@@ -213,6 +234,8 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="results checked, and a few problems; 40 s")
     parser.add_argument("--checks", action="store_true", help="results checked before the grid")
     parser.add_argument("--only-checks", action="store_true")
+    parser.add_argument("--only", default="", metavar="WORDS", help="problems with these words in their titles")
+    parser.add_argument("--add", action="store_true", help="to what OUT.json holds")
     parser.add_argument("--no-torch", action="store_true")
     parser.add_argument("--cpu", action="store_true", help="small problems on the CPU, to try this script")
     parser.add_argument("--python", default=sys.executable, help="a Python that has PyTorch")
