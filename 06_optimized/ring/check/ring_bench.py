@@ -57,11 +57,12 @@ GRID = [
      True),
     ("no mask, groups of 1", ["--length", "131072,32768", "--contiguous", "--kind", ALL, "--backward", *R3], 0.26,
      True),
+    ("causal, short", ["--length", "2048,4096,8192,16384", "--causal", "--kind", ALL, "--backward", *R3], 0.1, False),
     ("causal, long", ["--length", "262144", "--causal", "--kind", "ring,gather", "--backward", "--rounds", "2"],
      0.14, False),
     ("causal, groups of 8", ["--length", "131072,32768", "--key-heads", "2", "--causal", "--kind", ALL, "--backward",
                              *R3], 0.1, False),
-    ("causal, longest", ["--length", "524288", "--causal", "--kind", "ring", "--backward", "--rounds", "1",
+    ("causal, the longest", ["--length", "524288", "--causal", "--kind", "ring", "--backward", "--rounds", "1",
                          "--no-whole"], 0.12, False),
     ("no mask, long", ["--length", "262144,524288", "--contiguous", "--kind", "ring", "--rounds", "2", "--no-whole"],
      0.1, False),
@@ -79,6 +80,10 @@ ALONE = [(f"alone, {words}, {P} ranks", ["--alone", str(P), "--length", ",".join
                                          "--backward", "--no-whole", *R3], 0.12)
          for words, options in (("causal", ["--causal"]), ("no mask", ["--contiguous"]),
                                 ("causal, groups of 8", ["--causal", "--key-heads", "2"])) for P in (2, 4)]
+ALONE += [("alone, causal, longest", ["--alone", "2", "--length", "262144,524288", "--causal", "--backward", "--no-whole",
+                                      "--rounds", "2"], 0.2),
+          ("alone, no mask, longest", ["--alone", "2", "--length", "262144,524288", "--contiguous", "--no-whole", "--rounds",
+                                       "2"], 0.1)]
 ALONE += [(f"alone, memory, {P} ranks", ["--alone", str(P), "--length", ",".join(str(N) for N in lengths), "--causal",
                                          "--backward", "--rounds", "0"], 0.05)
           for P, lengths in ((1, [32768, 131072]), (2, [32768, 131072]), (4, [32768, 131072, 524288]),
@@ -210,7 +215,7 @@ class Bench:
             budget = min(self.left(), share * self.asked.seconds)
             # PyTorch has a part of a problem's time, for itself.
             with_peer = peer and not self.asked.cpu and not self.asked.no_torch
-            self.ring(title, options, budget * (0.6 if with_peer else 1), timeline=number == 0)
+            self.ring(title, options, budget * (0.6 if with_peer else 1), timeline=number == 0 or "short" in title)
             if with_peer:
                 self.torch(title, options, min(self.left(), share * self.asked.seconds * 0.4))
         for title, options, share in [] if self.asked.quick or self.asked.only_checks or self.asked.cpu else ALONE:

@@ -1,0 +1,200 @@
+"""What a ring of P GPUs would take: steps as one GPU was measured to compute them, and what travels between GPUs.
+
+    python3 06_optimized/ring/check/model.py             measured and predicted, row by row, from results/ring.json
+    python3 06_optimized/ring/check/model.py N HKV       one length on 2 to 1,024 GPUs, causal
+
+A step computes and sends at once. What it computes was measured without messages (ring_bench.py, "alone"): with n tokens
+a rank the first step takes first(n), every other step(n). A message of m bytes takes latency + m / bandwidth. NCCL moves
+it with some of the GPU's multiprocessors, and while it does, products are slower:
+
+    step's time = max(compute + slowed * message, message)                                                         (1)
+
+Latency and bandwidth come from the recorded timelines, `slowed` from one row; all other rows are predicted.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+RECORDED = Path(__file__).resolve().parents[1] / "results/ring.json"
+FORWARD, BOTH = "forward", "forward+backward"
+Row = dict[str, Any]
+Kind = tuple[bool, int]  # causal, key heads
+D, WIDTH, SUM = 128, 2, 4  # bytes of a number, and of a sum
+GIVEN = 131072  # tokens of the row that `slowed` is from
+
+
+@dataclass(frozen=True)
+class Link:
+    """Between two neighbours of the ring, in each direction at once."""
+
+    name: str
+    bandwidth: float  # bytes a ms
+    latency: float  # ms
+
+    def ms(self, size: float) -> float:
+        return self.latency + size / self.bandwidth if size else 0.0
+
+    def words(self) -> str:
+        return f"{self.bandwidth / 1e6:.0f} GB/s and {1000 * self.latency:.0f} µs"
+
+
+# Given, not measured: a network card of 400 Gbit/s for each GPU. One of the eight links of a host leaves it, and all
+# ranks wait for the slowest.
+NETWORK = Link("a network of 400 Gbit/s", 50e6, 0.03)
+
+
+@dataclass(frozen=True)
+class Model:
+    computed: dict[tuple[Kind, str], list[tuple[int, float, float, float, float]]]
+    link: Link  # as measured, of one host
+    slowed: float
+
+    def ms(self, N: int, P: int, kind: Kind, way: str, link: Link | None = None) -> float:
+        """Of one call on all P ranks."""
+        link = link or self.link
+        n = N / P
+        keys = 2 * kind[1] * n * D  # numbers in a rank's K and V
+        first, step = self.at(n, kind, FORWARD)
+        total = self.steps([first] + [step] * (P - 1), [WIDTH * keys] * (P - 1) + [0.0], link)
+        if way == FORWARD:
+            return total
+        first, step = (both - one for both, one in zip(self.at(n, kind, BOTH), (first, step)))
+        sent = [WIDTH * keys * (s + 1 < P) + SUM * keys * (s > 0) for s in range(P)]
+        home = link.ms(WIDTH * keys) if P > 1 else 0.0
+        return total + self.steps([first] + [step] * (P - 1), sent, link) + home
+
+    def steps(self, computed: Sequence[float], sent: Sequence[float], link: Link) -> float:
+        # (1)
+        return sum(max(ms + self.slowed * link.ms(size), link.ms(size)) for ms, size in zip(computed, sent, strict=True))
+
+    def at(self, n: float, kind: Kind, way: str) -> tuple[float, float]:
+        """The first step, and every other, in ms: a straight line between two measured n, both on a logarithmic scale."""
+        return self.between(n, kind, way, (1, 2))
+
+    def share(self, N: int, P: int, kind: Kind, way: str) -> float:
+        """The plain kernel on a rank's pairs, without merges and messages."""
+        first, step = self.between(N / P, kind, way, (3, 4))
+        return first + (P - 1) * step
+
+    def worth(self, N: int, P: int, kind: Kind, way: str, link: Link | None = None) -> float:
+        """How much faster than one GPU alone P of them are, in percent of P times."""
+        # One GPU's time at the rate of the longest sequence that was measured: its pairs are as N squared.
+        n = self.computed[kind, way][-1][0]
+        alone = self.share(2 * n, 2, kind, way) * 2 * (N / (2 * n)) ** 2
+        return 100 * alone / P / self.ms(N, P, kind, way, link)
+
+    def ranks(self, N: int, kind: Kind) -> list[int]:
+        """Numbers of ranks, powers of two, for which N / P was measured."""
+        known = self.computed[kind, FORWARD]
+        return [P for P in (2 ** k for k in range(1, 21)) if known[0][0] <= N / P <= known[-1][0]]
+
+    def between(self, n: float, kind: Kind, way: str, columns: tuple[int, int]) -> tuple[float, float]:
+        known = self.computed[kind, way]
+        if not known[0][0] <= n <= known[-1][0]:
+            raise ValueError(f"{n:g} tokens a rank were not measured; {known[0][0]:,} to {known[-1][0]:,} were")
+        above = next(k for k, row in enumerate(known) if n <= row[0])
+        low, high = known[max(above - 1, 0)], known[above]
+        part = math.log(n / low[0]) / math.log(high[0] / low[0]) if above and n > low[0] else 0.0
+        if n == high[0]:
+            low, part = high, 0.0
+        a, b = (low[c] ** (1 - part) * high[c] ** part for c in columns)
+        return a, b
+
+
+def read(path: Path = RECORDED) -> dict[str, Any]:
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def rings(found: dict[str, Any], alone: bool) -> list[Row]:
+    return [row for row in found["rows"] if row["method"] == "ring" and FORWARD in row and bool(row.get("alone")) == alone]
+
+
+def kind_of(row: Row) -> Kind:
+    return row["causal"], row["Hkv"]
+
+
+def model(found: dict[str, Any]) -> Model:
+    computed = {}
+    alone = rings(found, True)
+    for kind in sorted({kind_of(row) for row in alone}):
+        for way in (FORWARD, BOTH):
+            mine = {(row["ranks"], row["N"] // row["ranks"]): row[way] for row in alone if kind_of(row) == kind and way in row}
+            lines = []
+            for n in sorted({n for _, n in mine}):
+                two, four = mine.get((2, n)), mine.get((4, n))
+                if two is None:
+                    continue
+                ms, share = alone_ms(two), two["share_ms"]
+                # With four ranks there are two steps more than with two. Where four were not measured, steps are as long
+                # as the first one: their pairs are as many, and there is little else in so long ones.
+                step = (alone_ms(four) - ms) / 2 if four else ms / 2
+                of_share = (four["share_ms"] - share) / 2 if four else share / 2
+                lines.append((n, ms - step, step, share - of_share, of_share))
+            computed[kind, way] = lines
+    link = link_of(found)
+    bare = Model(computed, link, 0.0)
+    given = next(row for row in rings(found, False) if row["N"] == GIVEN and kind_of(row) == (True, 16))
+    message = link.ms(WIDTH * 2 * given["Hkv"] * GIVEN / given["ranks"] * D)
+    late = given[FORWARD]["ms"] - bare.ms(GIVEN, given["ranks"], (True, 16), FORWARD)
+    return Model(computed, link, min(max(late / message, 0.0), 1.0))
+
+
+def alone_ms(measured: dict[str, Any]) -> float:
+    """Without others the method and the method without messages are the same, so all their rounds count."""
+    return statistics.median(measured["rounds"] + measured["silent_rounds"])
+
+
+def link_of(found: dict[str, Any]) -> Link:
+    """The line through (bytes, ms) of the forward's first message, whose ranks begin together; the later one's time."""
+    points = []
+    for one in found["timelines"]:
+        if one["method"] == "ring" and len(one["ranks"]) == 2:
+            size = WIDTH * 2 * one["Hkv"] * one["N"] / 2 * D
+            points.append((size, statistics.mean(rank["steps"][0]["copy"][1] - rank["steps"][0]["copy"][0]
+                                                 for rank in one["ranks"])))
+    slope, latency = statistics.linear_regression(*zip(*points))
+    return Link("NVLink", 1 / slope, max(latency, 0.0))
+
+
+def predictions(found: dict[str, Any]) -> list[tuple[Row, str, float, float]]:
+    """(row, way, measured, predicted) of all rows of the ring on more than one GPU whose tokens a rank were measured."""
+    made = model(found)
+    lines = []
+    for row in rings(found, False):
+        for way in (FORWARD, BOTH):
+            if way in row:
+                try:
+                    lines.append((row, way, row[way]["ms"], made.ms(row["N"], row["ranks"], kind_of(row), way)))
+                except (ValueError, KeyError):
+                    continue
+    return sorted(lines, key=lambda line: (not line[0]["causal"], -line[0]["Hkv"], line[0]["N"]))
+
+
+def main(words: Sequence[str]) -> int:
+    found = read()
+    made = model(found)
+    print(f"{made.link.bandwidth / 1e6:.0f} GB/s, {1000 * made.link.latency:.0f} us, slowed {made.slowed:.2f}")
+    if words:
+        N, kind = int(words[0]), (True, int(words[1]))
+        for P in (2 ** k for k in range(1, 11)):
+            try:
+                print(P, *(f"{way} {made.ms(N, P, kind, way):.2f} ms, share {made.share(N, P, kind, way):.2f}" for way in (FORWARD, BOTH)))
+            except ValueError as error:
+                print(P, error)
+        return 0
+    for row, way, measured, computed in predictions(found):
+        print(f"{'causal' if row['causal'] else 'none':6} N {row['N']:7,} Hkv {row['Hkv']:2} P {row['ranks']} {way:16} "
+              f"{measured:9.2f} ms, predicted {computed:9.2f}: {100 * (computed / measured - 1):+.1f} %")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
