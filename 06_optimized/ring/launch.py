@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 USAGE = "usage: ./learn ring --gpus N [--cpu] [options of the program; --help lists them]"
 
 
-VALUED = {"--length", "--heads", "--key-heads", "--head-dim", "--type", "--masks", "--kind", "--rounds", "--seconds",
+VALUED = {"--alone", "--length", "--heads", "--key-heads", "--head-dim", "--type", "--masks", "--kind", "--rounds", "--seconds",
           "--json", "--timeline", "--timeout"}
 FLAGS = {"--causal", "--contiguous", "--backward", "--check", "--no-whole", "--sockets"}
 

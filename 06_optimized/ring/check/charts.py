@@ -88,6 +88,10 @@ def table(rows: Sequence[Row], machine: str) -> Table:
                  "parallelism's time by ours.")
 
 
+def tokens(N: int) -> str:
+    return f"{N >> 20} Mi" if N >> 20 else f"{N >> 10} Ki"
+
+
 def exact(value: float) -> Spread:
     return Spread(value, value, value)
 
@@ -95,9 +99,9 @@ def exact(value: float) -> Spread:
 def memory(found: dict[str, Any]) -> Chart:
     rows = [row for row in found["rows"] if row.get("alone") and row["title"].startswith("alone, memory")]
     lines = []
-    for N in sorted({row["N"] for row in rows}, reverse=True):
+    for N in sorted({row["N"] for row in rows if row["N"] > 2 * SHORT}, reverse=True):
         here = sorted((row for row in rows if row["N"] == N), key=lambda row: row["ranks"])
-        lines.append(Line(f"{N // 1024} Ki tokens", [Point(row["ranks"], exact(row["bytes_used_on_gpu"] / GIB)) for row in here]))
+        lines.append(Line(f"{tokens(N)} tokens", [Point(row["ranks"], exact(row["bytes_used_on_gpu"] / GIB)) for row in here]))
     machine = rows[0]["machines"][0].split(",")[0]
     return Chart("ring_memory", "A rank's memory", [Lines("GiB", lines, "ranks", where="forward and backward")],
                  f"{machine} · one process as a rank of P, without messages · bf16 · {rows[0]['Hq']} heads and as many key "
@@ -120,15 +124,16 @@ def predicted(found: dict[str, Any], machine: str) -> Table:
 def with_many(found: dict[str, Any]) -> Chart:
     made = many.model(found)
     panels = []
-    for link, where in ((made.link, "all GPUs on one NVLink"), (many.NETWORK, "hosts of eight")):
+    across = made.across_hosts()
+    for link, where in ((made.link, "all GPUs on one NVLink"), (across, "hosts of eight GPUs")):
         lines = []
         for N, Hkv, role in ((1048576, 16, "this"), (1048576, 2, "peer"), (131072, 16, "previous")):
             points = [Point(P, exact(made.worth(N, P, (True, Hkv), many.BOTH, link if P > 8 else made.link)))
                       for P in made.ranks(N, (True, Hkv)) if P <= 1024]
-            lines.append(Line(f"{N // 1024} Ki tokens, {Hkv} key heads", points, role))
+            lines.append(Line(f"{tokens(N)}, {Hkv} key heads", points, role))
         panels.append(Lines("% of P GPUs' worth", lines, "GPUs, P", bounds=[Bound("half", 50.0)], y_scale="linear", where=where))
     return Chart("ring_many", "Computed, not measured: what more GPUs would be worth", panels,
                  "100 %: P times as fast as one GPU · forward and backward, causal, zigzag, bf16, 16 heads, d = 128 · steps as "
-                 f"one {found['rows'][0]['machines'][0].split(',')[0]} computes them; messages: {made.link.words()}; between "
-                 f"hosts {many.NETWORK.words()}",
+                 f"one {found['rows'][0]['machines'][0].split(',')[0]} computes them; messages {made.link.words()}, between "
+                 f"hosts {across.words()}",
                  "Each further GPU has fewer tokens: its products shrink with their square, its messages only with their number.")

@@ -21,6 +21,7 @@ using namespace fa::ring;
 using half = Eigen::half;
 using bf16 = Eigen::bfloat16;
 
+using Int = std::int64_t;
 constexpr std::chrono::milliseconds patience(60000);
 
 template <class T>
@@ -71,7 +72,8 @@ std::string forward_verdict(const Spec& spec, int ranks, const ring::Options& op
 }
 
 template <class T>
-std::string backward_verdict(const Spec& spec, int ranks, const ring::Options& options) {
+std::string backward_verdict(const Spec& spec, int ranks, const ring::Options& options,
+                             std::vector<Int>* sent = nullptr) {
   using D = Device<T>;
   BackwardCase<T> c(spec);
   const Problem p = c.call().p;
@@ -91,6 +93,7 @@ std::string backward_verdict(const Spec& spec, int ranks, const ring::Options& o
                             out(y.Q), out(y.K), out(y.V)};
         const auto engine = gpu_engine<D>(nullptr, true);
         ring::backward(comm, *engine, p, t, options);
+        if (sent) sent->at(std::size_t(comm.rank())) = comm.bytes_sent;
         FA_CUDA_CHECK(cudaDeviceSynchronize());
         copy.copy_back();
         y.Q.give(c.dQ), y.K.give(c.dK), y.V.give(c.dV);
@@ -120,6 +123,13 @@ TEST_F(OnOneGpu, Backward) {
       EXPECT_EQ(backward_verdict<half>(spec, P, {}), "") << spec.name() << ", " << P << " ranks";
       EXPECT_EQ(backward_verdict<bf16>(spec, P, {}), "") << spec.name() << ", " << P << " ranks";
     }
+}
+// The page's count, where a number's bytes and a sum's differ.
+TEST_F(OnOneGpu, BytesOfTheBackward) {
+  const Int P = 3, N = 36, d = 8, Hkv = 2, keys = Hkv * N / P * d, w = 2;
+  std::vector<Int> sent(P);
+  EXPECT_EQ(backward_verdict<bf16>(sized(1, 2, Hkv, N, N, d), int(P), {}, &sent), "");
+  for (const Int bytes : sent) EXPECT_EQ(bytes, P * 2 * keys * w + (P - 1) * 8 * keys);
 }
 TEST_F(OnOneGpu, Rivals) {
   const Spec spec = sized(1, 4, 2, 45, 61, 16, Causal::bottom_right);

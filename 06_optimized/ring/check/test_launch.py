@@ -84,6 +84,29 @@ class Launch(unittest.TestCase):
                 self.assertLessEqual(step["compute"][0], step["compute"][1])
                 self.assertLessEqual(step["copy"][0], step["copy"][1])
 
+    def test_one_process_as_a_rank_of_many(self):
+        with tempfile.TemporaryDirectory() as folder:
+            out = Path(folder) / "out.json"
+            for P in (2, 4):
+                run = launched(1, "--length", str(64 * P), *SMALL, "--causal", "--backward", "--no-whole", "--alone", str(P),
+                               "--json", str(out))
+                said, errors = run.communicate(timeout=20)
+                self.assertEqual((run.returncode, errors), (0, ""), said)
+                row, = json.loads(out.read_text(encoding="utf-8"))["rows"]
+                self.assertEqual((row["ranks"], row["alone"]), (P, True))
+                # Keys go to nobody, but they are counted: 2 key heads, 64 rows, d 16, in fp32; the sums are, too.
+                keys = 2 * 64 * 16 * 4
+                self.assertEqual(row["forward"]["bytes_sent_a_rank"], (P - 1) * 2 * keys)
+                self.assertEqual(row["forward+backward"]["bytes_sent_a_rank"], (P - 1) * 2 * keys + (2 * P - 1) * 2 * keys)
+                if P == 2:
+                    two = row
+                self.assertEqual(row["bytes_of_tensors"], two["bytes_of_tensors"])  # N / P is the same
+        for options in (["--alone", "2", "--check"], ["--alone", "0"]):
+            run = launched(1, *SMALL, "--length", "64", *options)
+            _, errors = run.communicate(timeout=10)
+            self.assertEqual(run.returncode, 2)
+            self.assertIn("--alone", errors)
+
     @unittest.skipUnless(EMULATED.exists(), "the kernels are not built for the CPU")
     def test_the_program_for_gpus_on_the_emulator(self):
         sys.path.insert(0, str(LAUNCH.parent))

@@ -1,4 +1,4 @@
-"""Draws the pictures of this page; what ranks have to do is counted, pair by pair.
+"""Draws the pictures of these pages; what ranks have to do is counted, pair by pair, or as ring_bench.py recorded it.
 
     python3 06_optimized/ring/pictures/draw.py
 """
@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
@@ -129,8 +130,58 @@ def sums() -> str:
     return whole(p)
 
 
+def timeline(N: int = 32768) -> str:
+    """One call of forward and backward on two GPUs: what each of their two streams did when."""
+    found = json.loads((HERE.parent / "results" / "ring.json").read_text(encoding="utf-8"))
+    one = next(one for one in found["timelines"] if one["method"] == "ring" and one["N"] == N and one["Hkv"] == 16)
+    row = next(row for row in found["rows"] if row["method"] == "ring" and row["causal"] and not row.get("alone")
+               and (row["N"], row["Hkv"]) == (N, 16))["forward+backward"]
+    p = chapter.Picture(
+        "timeline",
+        f"Two GPUs, {N:,} tokens: when each computes, and when messages are under way",
+        "For each of two ranks two rows: what it computes, step by step, and the messages of these steps. Messages are short"
+        " and lie under the products, except for the last move of dK and dV, during which nothing is computed. Rank 1 is"
+        " the faster GPU and waits there for rank 0.",
+        f"Two H200, {N:,} tokens, causal: one forward and backward",
+        344,
+    )
+    end = max(rank["steps"][-1]["compute"][1] for rank in one["ranks"])
+    x0, width = 128.0, 600.0
+
+    def at(ms: float) -> float:
+        return x0 + width * ms / end
+
+    for r, rank in enumerate(one["ranks"]):
+        top = 70.0 + 98 * r
+        p.text(24, top + 38, f"rank {r}", 13)
+        p.text(x0 - 8, top + 20, "computes", 12, "end", fill=MUTED)
+        p.text(x0 - 8, top + 58, "messages", 12, "end", fill=MUTED)
+        forward, first, second, last = rank["steps"][:4]
+        # The forward's second step sends nothing; it ends, with O's rounding, where the backward begins.
+        computed = [("forward 1", forward["compute"], chapter.BLUE),
+                    ("2", [forward["compute"][1], first["compute"][0]], chapter.BLUE),
+                    ("backward 1", first["compute"], chapter.ORANGE), ("backward 2", second["compute"], chapter.ORANGE)]
+        for words, (start, stop), colour in computed:
+            p.box(at(start), top, at(stop) - at(start) - 1, 32, colour, 0.4, words, 12)
+        for step in (forward, first, second):
+            start, stop = step["copy"]
+            p.box(at(start), top + 42, at(stop) - at(start), 24, chapter.GREEN, 0.5)
+        start, stop = last["copy"]
+        p.box(at(start), top + 42, at(stop) - at(start), 24, chapter.GREEN, 0.5, dashed=stop - start > 1)
+    bottom = 70.0 + 2 * 98
+    p.line(f"M{x0:g} {bottom - 8:g} H{x0 + width:g}", MUTED)
+    for ms in range(0, int(end) + 1, 3):
+        p.line(f"M{at(ms):g} {bottom - 8:g} v5", MUTED)
+        p.text(at(ms), bottom + 10, f"{ms} ms" if ms else "0", 12, "middle", fill=MUTED)
+    merged, sent = row["silent_ms"] - row["share_ms"], row["ms"] - row["silent_ms"]
+    p.text(24, bottom + 40, f"Of {row['ms']:.1f} ms, the slower rank's products alone take {row['share_ms']:.1f}; merges, sums and "
+           f"rounding take {merged:.1f}, messages {sent:.1f}.", 12, fill=MUTED)
+    p.text(24, bottom + 58, "The numbers are the steps. Dashed: rank 1, the faster GPU, also waits for rank 0.", 12, fill=MUTED)
+    return whole(p)
+
+
 def pictures() -> dict[str, str]:
-    return {"travel.svg": travel(), "balance.svg": balance(), "sums.svg": sums()}
+    return {"travel.svg": travel(), "balance.svg": balance(), "sums.svg": sums(), "timeline.svg": timeline()}
 
 
 if __name__ == "__main__":
