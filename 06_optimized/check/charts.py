@@ -104,9 +104,9 @@ def charts(r: Results) -> list[Chart | Table]:
 
 
 def walks() -> list[ModuleType]:
-    """beyond/*/check/charts.py and the ring's, each with charts() of what the walk has recorded."""
+    """check/charts.py of beyond/*, the ring and torch, each with charts() of what was recorded there."""
     found = []
-    for file in sorted([*RESULTS.parent.glob("beyond/*/check/charts.py"), *RESULTS.parent.glob("ring/check/charts.py")]):
+    for file in sorted(file for walk in ("beyond/*", "ring", "torch") for file in RESULTS.parent.glob(f"{walk}/check/charts.py")):
         spec = importlib.util.spec_from_file_location(f"charts_of_{file.parts[-3]}", file)
         assert spec and spec.loader
         module = importlib.util.module_from_spec(spec)

@@ -22,6 +22,9 @@ ROOT = HERE.parents[1]
 OUT = ROOT / "build" / "train"
 USAGE, MISSING = 2, 3
 SAVE_EVERY = 10.0  # seconds that a crash may cost
+# On a GPU tensor cores multiply: weights are fp32, products bf16 (autocast).
+SIZES = {"cpu": {"context": 64, "width": 96, "layers": 3, "heads": 3, "batch": 16, "steps": 1000, "rate": 5e-3},
+         "cuda": {"context": 1024, "width": 512, "layers": 6, "heads": 4, "batch": 16, "steps": 1000, "rate": 1e-3}}
 
 try:
     import torch
@@ -135,15 +138,21 @@ def attention_by_name(name: str, device: str, context: int) -> tuple[Attend, Cal
         def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:  # tensor cores take 16 bits
             q16, k16, v16 = (x.to(torch.bfloat16) for x in (q, k, v))
             return attention(q16, k16, v16, causal="bottom_right", kernel=name).to(q.dtype)
+    elif stage == "04" and device == "cuda":
+        def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:  # and these fp32
+            with torch.autocast(device, enabled=False):
+                return attention(q.float(), k.float(), v.float(), causal="bottom_right", kernel=name).to(q.dtype)
     else:
         def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             return attention(q, k, v, causal="bottom_right", kernel=name)
     try:  # what cannot work is said before anything begins
-        attend(*(torch.zeros(1, 1, 4, 32, device=device) for _ in range(3)))
+        with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
+            attend(*(torch.zeros(1, 1, 4, 32, device=device) for _ in range(3)))
     except (ValueError, OSError, RuntimeError) as error:
         stop(MISSING if isinstance(error, OSError) else USAGE, str(error).splitlines()[0])
     if device == "cuda" or stage in ("04", "06"):  # where kernels of CUDA run, on the emulator too
-        return attend, lambda: DecodeCache(context, torch.bfloat16 if stage == "06" else torch.float32)
+        halves = stage == "06" or device == "cuda" and stage != "04"
+        return attend, lambda: DecodeCache(context, torch.bfloat16 if halves else torch.float32)
     return attend, lambda: KeptCache(attend)
 
 
@@ -174,7 +183,12 @@ class Run:
 
     def loss(self, tokens: Tensor, count: int) -> Tensor:
         before, after = self.passages(tokens, count)
-        return functional.cross_entropy(self.model(before).flatten(0, 1).float(), after.flatten())
+        with self.in_bf16():
+            logits = self.model(before)
+        return functional.cross_entropy(logits.flatten(0, 1).float(), after.flatten())
+
+    def in_bf16(self) -> torch.autocast:
+        return torch.autocast(self.o.device, torch.bfloat16, enabled=self.o.device == "cuda")
 
     def rate(self) -> float:
         """Up over 50 steps, then down along a cosine to a tenth."""
@@ -230,7 +244,8 @@ class Run:
             return int(torch.multinomial(torch.softmax(logits.float() / 0.7, -1).cpu(), 1, generator=dice))
 
         began, start = time.monotonic(), self.characters.encode("\nThe ").tolist()
-        tokens = generate(self.model, start, lines * longest, self.o.context, new_caches, draw)
+        with self.in_bf16():
+            tokens = generate(self.model, start, lines * longest, self.o.context, new_caches, draw)
         wrapped = textwrap.wrap(self.characters.decode(tokens), longest)[:lines]
         return "\n".join(wrapped), time.monotonic() - began
 
@@ -314,28 +329,45 @@ def arguments() -> argparse.Namespace:
                     description="A small GPT on the text of this course, with the attention that you name.")
     parser.add_argument("--attention", default="best", metavar="NAME",
                         help="best, sdpa (PyTorch's), a stage or a rung like 00, 03, 06.pingpong, or mine")
-    parser.add_argument("--steps", type=positive, default=1000)
     parser.add_argument("--resume", action="store_true", help="go on where it was stopped")
+    parser.add_argument("--speed", action="store_true",
+                        help="tokens a second against the length of the context, beside PyTorch's; wants a GPU")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--device", default="", metavar="cpu|cuda",
                         help="default: a GPU if one answers and the kernel runs there")
-    for name, value in (("context", 64), ("width", 96), ("layers", 3), ("heads", 3), ("batch", 16)):
-        parser.add_argument(f"--{name}", type=positive, default=value)
-    parser.add_argument("--rate", type=float, default=5e-3, help="learning rate")
+    for name, value in SIZES["cpu"].items():
+        parser.add_argument(f"--{name}", type=float if name == "rate" else positive,
+                            help=f"{value}, on a GPU {SIZES['cuda'][name]}")
     options = parser.parse_args()
-    if options.width % options.heads:
-        parser.error(f"--width must be a multiple of --heads, got {options.width} and {options.heads}")
     if options.device not in ("", "cpu", "cuda"):
         parser.error(f"--device is cpu or cuda, got '{options.device}'")
     if options.device == "cuda" and not torch.cuda.is_available():
         stop(MISSING, "no GPU answers; --device cpu trains without one")
     on_cpu = options.attention[:2] in ("00", "01", "02", "03") or not torch.cuda.is_available()
     options.device = options.device or ("cpu" if on_cpu else "cuda")
+    for name, value in SIZES[options.device].items():
+        if getattr(options, name) is None:
+            setattr(options, name, value)
+    if options.width % options.heads:
+        parser.error(f"--width must be a multiple of --heads, got {options.width} and {options.heads}")
     return options
+
+
+def speed(options: argparse.Namespace) -> int:
+    """What the same model, a larger one, learns in a second with contexts of several lengths; beside PyTorch's attention."""
+    if options.device != "cuda":
+        stop(MISSING, "--speed compares kernels of a GPU, and none is there")
+    from speed import measure, record
+    attend, _ = attention_by_name(options.attention, "cuda", options.context)
+    record(measure(Gpt, attend), OUT / "speed.json")
+    print(f"in {(OUT / 'speed.json').relative_to(ROOT)}")
+    return 0
 
 
 def main() -> int:
     options = arguments()
+    if options.speed:
+        return speed(options)
     run = Run(options)
     if options.resume:
         run.load()

@@ -1,6 +1,6 @@
 """Trains the small model with kernels that are right and with mutants of them, and records the losses.
 
-    python3 06_optimized/torch/check/losses.py OUT.csv [--steps 500] [--device cpu|cuda] [NAME...]
+    python3 06_optimized/torch/check/losses.py OUT.csv [--steps 1000] [--device cpu|cuda] [NAME...]
 
 A name is what `./learn train --attention` takes, with :SEED behind it if not 1; or a mutant, 03/no_rescale_of_o, which is
 put where a reader's own file would be. Everything happens in a copy of what git tracks, so nobody's mine/ is touched.
@@ -27,7 +27,19 @@ STAGES = {"03": "03_tiled_cpu", "05": "05_cuda_backward"}
 MUTANTS = ["03/no_rescale_of_o", "03/full_tiles_only", "03/scale_forgotten", "05/no_delta", "05/row_of_next"]
 NAMES = ["sdpa", "sdpa:2", "sdpa:3", "00", "03", *MUTANTS]
 HEADER = ["name", "seed", "device", "step", "loss"]
-MODEL = ["--context", "128", "--batch", "8"]  # two tiles of keys, so that what happens between tiles is seen
+# Two tiles of keys, so that what happens between tiles is seen; the sizes of train.py for two cores, on a GPU too.
+MODEL = ["--context", "96", "--width", "96", "--layers", "3", "--heads", "3", "--batch", "16", "--rate", "0.005"]
+# Kernels come from the library that is there, the reader's own file from the copy.
+RUN = """import sys
+from pathlib import Path
+course = Path(sys.argv[1])
+sys.argv[:2] = ["train.py"]
+sys.path.insert(0, str(course / "06_optimized" / "torch"))
+from flash_from_scratch._library import library
+library().source = course
+import train
+sys.exit(train.main())
+"""
 
 
 def copy_of_the_course(to: Path) -> None:
@@ -54,9 +66,9 @@ def train(course: Path, name: str, device: str, steps: int) -> list[tuple[int, f
     if "/" in name:
         put_mutant(course, *name.split("/"))
         attention = "mine"
-    command = [sys.executable, str(course / "06_optimized/torch/train.py"), "--attention", attention, "--steps", str(steps),
-               "--device", device, "--seed", seed or "1", *MODEL]
-    print(f"## {name}: {' '.join(command[2:])}", flush=True)
+    command = [sys.executable, "-c", RUN, str(course), "--attention", attention, "--steps", str(steps), "--device", device,
+               "--seed", seed or "1", *MODEL]
+    print(f"## {name}: {' '.join(command[4:])}", flush=True)
     shutil.rmtree(course / "build" / "train", ignore_errors=True)
     subprocess.run(command, check=True)
     file = next((course / "build" / "train").glob("*.csv"))
@@ -66,10 +78,10 @@ def train(course: Path, name: str, device: str, steps: int) -> list[tuple[int, f
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
-    parser.add_argument("--steps", type=int, default=500)
+    parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("names", nargs="*", default=NAMES)
-    asked = parser.parse_args()
+    asked = parser.parse_intermixed_args()
     rows = list(csv.DictReader(asked.out.open(encoding="utf-8"))) if asked.out.is_file() else []
     with tempfile.TemporaryDirectory() as folder:
         course = Path(folder)

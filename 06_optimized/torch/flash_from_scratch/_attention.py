@@ -65,7 +65,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, causal: Union[bool, Literal["top_
     if torch.compiler.is_compiling() or not _plain(q, k, v):
         return _general(q, k, v, causal, scale, key_lengths, window, dropout, deterministic, layout, kernel, fallback)
     # The shortest way: this very kind of call was made before.
-    if key_lengths is None and not dropout and layout in LAYOUTS and not _autocast(q):
+    if key_lengths is None and not dropout and layout in LAYOUTS and (not _autocast(q) or _cast_already(q)):
         try:
             ask = Ask(CAUSAL[causal], scale, kernel, deterministic, LAYOUTS[layout], *_window(window, causal))
             plan = _plans.get((q.shape, k.shape, v.shape, q.stride(), k.stride(), v.stride(), q.dtype, q.device, ask))
@@ -111,6 +111,10 @@ def _general(q: Tensor, k: Tensor, v: Tensor, causal: Any, scale: Optional[float
 def _autocast(q: Tensor) -> bool:
     device = q.device.type
     return device in ("cpu", "cuda") and torch.is_autocast_enabled(device)
+
+
+def _cast_already(q: Tensor) -> bool:
+    return q.is_cuda and q.dtype == torch.get_autocast_dtype("cuda")
 
 
 def _with(q: Tensor, k: Tensor, v: Tensor, key_lengths: Optional[Tensor], ask: Ask) -> Tensor:
