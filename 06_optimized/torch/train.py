@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+import math
 import os
 import re
 import signal
@@ -20,7 +21,7 @@ from typing import Any, Callable, NoReturn, Optional
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 OUT = ROOT / "build" / "train"
-USAGE, MISSING = 2, 3
+WRONG, USAGE, MISSING = 1, 2, 3
 SAVE_EVERY = 10.0  # seconds that a crash may cost
 # On a GPU tensor cores multiply: weights are fp32, products bf16 (autocast).
 SIZES = {"cpu": {"context": 64, "width": 96, "layers": 3, "heads": 3, "batch": 16, "steps": 1000, "rate": 5e-3},
@@ -214,8 +215,12 @@ class Run:
         while self.step < self.o.steps and not stopped:
             loss = self.one_step()
             self.seconds = time.monotonic() - began
-            if self.step % 10 == 0 or self.step == self.o.steps:
+            if self.step % 10 == 0 or self.step == self.o.steps or not math.isfinite(loss):
                 self.losses.append((self.step, round(self.seconds, 2), round(loss, 4)))
+            if not math.isfinite(loss):
+                self.save()
+                stop(WRONG, f"the loss of step {self.step} is {loss}: the kernel is wrong, or --rate {self.o.rate} is too "
+                     "much for it")
             if self.seconds - told > (0.2 if sys.stdout.isatty() else 10) or self.step == self.o.steps:
                 told = self.seconds
                 left = self.seconds / self.step * (self.o.steps - self.step)
