@@ -3,7 +3,7 @@
     python3 06_optimized/torch/check/losses.py OUT.csv [--steps 1000] [--device cpu|cuda] [NAME...]
 
 A name is what `./learn train --attention` takes, with :SEED behind it if not 1; or a mutant, 03/no_rescale_of_o, which is
-put where a reader's own file would be. Everything happens in a copy of what git tracks, so nobody's mine/ is touched.
+put where a reader's own file would be; or 03/, the lesson itself there. On a GPU it is the larger model, in bf16. Everything happens in a copy of what git does not ignore, so nobody's mine/ is touched.
 Rows of OUT.csv with the same name, seed and device are replaced, all others stay.
 """
 
@@ -25,10 +25,11 @@ from mutants import apply, find  # noqa: E402
 
 STAGES = {"03": "03_tiled_cpu", "05": "05_cuda_backward"}
 MUTANTS = ["03/no_rescale_of_o", "03/full_tiles_only", "03/scale_forgotten", "05/no_delta", "05/row_of_next"]
-NAMES = ["sdpa", "sdpa:2", "sdpa:3", "00", "03", *MUTANTS]
+LESSON = {"03": "tiled_cpu.cpp", "05": "tiled_backward.cpp"}
+NAMES = ["sdpa", "sdpa:2", "sdpa:3", "00", "03", "03/", *MUTANTS]
 HEADER = ["name", "seed", "device", "step", "loss"]
-# Two tiles of keys, so that what happens between tiles is seen; the sizes of train.py for two cores, on a GPU too.
-MODEL = ["--context", "96", "--width", "96", "--layers", "3", "--heads", "3", "--batch", "16", "--rate", "0.005"]
+# Two tiles of keys, so that what happens between tiles is seen.
+MODEL = ["--context", "96"]
 # Kernels come from the library that is there, the reader's own file from the copy.
 RUN = """import sys
 from pathlib import Path
@@ -43,7 +44,7 @@ train.Run(train.arguments()).train()
 
 
 def copy_of_the_course(to: Path) -> None:
-    files = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    files = subprocess.run(["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     for name in filter(None, files.split("\0")):
         if (ROOT / name).is_file():
             (to / name).parent.mkdir(parents=True, exist_ok=True)
@@ -51,14 +52,17 @@ def copy_of_the_course(to: Path) -> None:
 
 
 def put_mutant(course: Path, stage: str, name: str) -> None:
-    """The lesson with one defect, as mine/ of its stage."""
+    """The lesson with one defect, or none, as mine/ of its stage."""
     folder = course / STAGES[stage]
-    mutant = find(folder / "check" / "mutants.txt", name)
-    lines, _ = apply(mutant, folder)
+    file = LESSON[stage]
+    lines = (folder / file).read_text(encoding="utf-8").split("\n")
+    if name:
+        mutant = find(folder / "check" / "mutants.txt", name)
+        file, (lines, _) = mutant.source, apply(mutant, folder)
     for other in STAGES.values():
         shutil.rmtree(course / other / "mine", ignore_errors=True)
     (folder / "mine").mkdir()
-    (folder / "mine" / mutant.source).write_text("\n".join(lines), encoding="utf-8")
+    (folder / "mine" / file).write_text("\n".join(lines), encoding="utf-8")
 
 
 def train(course: Path, name: str, device: str, steps: int) -> list[tuple[int, float]]:
@@ -67,7 +71,7 @@ def train(course: Path, name: str, device: str, steps: int) -> list[tuple[int, f
         put_mutant(course, *name.split("/"))
         attention = "mine"
     command = [sys.executable, "-c", RUN, str(course), "--attention", attention, "--steps", str(steps), "--device", device,
-               "--seed", seed or "1", *MODEL]
+               "--seed", seed or "1", *(MODEL if device == "cpu" else [])]
     print(f"## {name}: {' '.join(command[4:])}", flush=True)
     shutil.rmtree(course / "build" / "train", ignore_errors=True)
     subprocess.run(command, check=False)  # one that comes to NaN says so and ends; what it had learned is written
