@@ -219,8 +219,8 @@ class Run:
                 self.losses.append((self.step, round(self.seconds, 2), round(loss, 4)))
             if not math.isfinite(loss):
                 self.save()
-                stop(WRONG, f"the loss of step {self.step} is {loss}: the kernel is wrong, or --rate {self.o.rate} is too "
-                     "much for it")
+                stop(WRONG, f"the loss of step {self.step} is {loss}: the kernel is wrong, or --rate {self.o.rate} is "
+                     "too much for it")
             if self.seconds - told > (0.2 if sys.stdout.isatty() else 10) or self.step == self.o.steps:
                 told = self.seconds
                 left = self.seconds / self.step * (self.o.steps - self.step)
@@ -307,7 +307,7 @@ def chart() -> str:
     figure, axes = pyplot.subplots(1, 2, figsize=(9, 3.5), sharey=True, layout="constrained")
     files = sorted(OUT.glob("*.csv"))
     for file in files:
-        rows = [tuple(map(float, row)) for row in list(csv.reader(file.open(encoding="utf-8")))[1:]]
+        rows = [tuple(map(float, row)) for row in list(csv.reader(file.read_text(encoding="utf-8").splitlines()))[1:]]
         for panel, column in zip(axes, (0, 1)):
             panel.plot([row[column] for row in rows], [row[2] for row in rows], label=file.stem, linewidth=1)
     for panel, words in zip(axes, ("step", "seconds")):
@@ -359,7 +359,7 @@ def arguments() -> argparse.Namespace:
 
 
 def speed(options: argparse.Namespace) -> int:
-    """What the same model, a larger one, learns in a second with contexts of several lengths; beside PyTorch's attention."""
+    """How many tokens a second a larger model learns from, with contexts of several lengths; beside PyTorch's."""
     if options.device != "cuda":
         stop(MISSING, "--speed compares kernels of a GPU, and none is there")
     from speed import measure, record
@@ -373,9 +373,12 @@ def main() -> int:
     options = arguments()
     if options.speed:
         return speed(options)
-    run = Run(options)
-    if options.resume:
-        run.load()
+    try:
+        run = Run(options)
+        if options.resume:
+            run.load()
+    except KeyboardInterrupt:
+        stop(130, "stopped before the first step")
     parameters = sum(one.numel() for one in run.model.parameters())
     print(f"{len(run.seen) + len(run.unseen)} characters, {parameters} parameters, attention {options.attention} on "
           f"{torch.cuda.get_device_name() if options.device == 'cuda' else 'the CPU'}", flush=True)

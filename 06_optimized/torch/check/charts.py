@@ -33,7 +33,7 @@ def exact(value: float) -> Spread:
 def losses() -> Chart:
     """Means over some steps: one batch's loss depends more on the batch than on the kernel."""
     runs: dict[tuple[str, str, str], list[tuple[int, float]]] = {}
-    for row in csv.DictReader(LOSSES.open(encoding="utf-8")):
+    for row in csv.DictReader(LOSSES.read_text(encoding="utf-8").splitlines()):
         runs.setdefault((row["name"], row["device"], row["seed"]), []).append((int(row["step"]), float(row["loss"])))
 
     def means(run: list[tuple[int, float]]) -> dict[int, float]:

@@ -2,8 +2,9 @@
 
     python3 06_optimized/torch/check/losses.py OUT.csv [--steps 1000] [--device cpu|cuda] [NAME...]
 
-A name is what `./learn train --attention` takes, with :SEED behind it if not 1; or a mutant, 03/no_rescale_of_o, which is
-put where a reader's own file would be; or 03/, the lesson itself there. On a GPU it is the larger model, in bf16. Everything happens in a copy of what git does not ignore, so nobody's mine/ is touched.
+A name is what `./learn train --attention` takes, with :SEED behind it if not 1; or a mutant, 03/no_rescale_of_o, which
+is put where a reader's own file would be; or 03/, the lesson itself there. On a GPU it is the larger model, in bf16.
+Everything happens in a copy of what git does not ignore, so nobody's mine/ is touched.
 Rows of OUT.csv with the same name, seed and device are replaced, all others stay.
 """
 
@@ -44,7 +45,8 @@ train.Run(train.arguments()).train()
 
 
 def copy_of_the_course(to: Path) -> None:
-    files = subprocess.run(["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    files = subprocess.run(["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"], cwd=ROOT,
+                           capture_output=True, text=True, check=True).stdout
     for name in filter(None, files.split("\0")):
         if (ROOT / name).is_file():
             (to / name).parent.mkdir(parents=True, exist_ok=True)
@@ -70,13 +72,14 @@ def train(course: Path, name: str, device: str, steps: int) -> list[tuple[int, f
     if "/" in name:
         put_mutant(course, *name.split("/"))
         attention = "mine"
-    command = [sys.executable, "-c", RUN, str(course), "--attention", attention, "--steps", str(steps), "--device", device,
-               "--seed", seed or "1", *(MODEL if device == "cpu" else [])]
+    command = [sys.executable, "-c", RUN, str(course), "--attention", attention, "--steps", str(steps),
+               "--device", device, "--seed", seed or "1", *(MODEL if device == "cpu" else [])]
     print(f"## {name}: {' '.join(command[4:])}", flush=True)
     shutil.rmtree(course / "build" / "train", ignore_errors=True)
     subprocess.run(command, check=False)  # one that comes to NaN says so and ends; what it had learned is written
     file = next((course / "build" / "train").glob("*.csv"))
-    return [(int(row["step"]), float(row["loss"])) for row in csv.DictReader(file.open(encoding="utf-8"))]
+    lines = file.read_text(encoding="utf-8").splitlines()
+    return [(int(row["step"]), float(row["loss"])) for row in csv.DictReader(lines)]
 
 
 def main() -> None:
@@ -86,7 +89,7 @@ def main() -> None:
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("names", nargs="*", default=NAMES)
     asked = parser.parse_intermixed_args()
-    rows = list(csv.DictReader(asked.out.open(encoding="utf-8"))) if asked.out.is_file() else []
+    rows = list(csv.DictReader(asked.out.read_text(encoding="utf-8").splitlines())) if asked.out.is_file() else []
     with tempfile.TemporaryDirectory() as folder:
         course = Path(folder)
         copy_of_the_course(course)

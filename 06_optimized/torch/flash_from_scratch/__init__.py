@@ -1,5 +1,5 @@
-"""The kernels of "FlashAttention from scratch" in PyTorch: attention(), the names of what it can run, a ring of GPUs, and a
-cache of keys and values for writing."""
+"""The kernels of "FlashAttention from scratch" in PyTorch: attention(), the names of what it can run, a ring of GPUs,
+and a cache of keys and values for writing."""
 
 from ._attention import attention
 from ._choice import kernels

@@ -40,8 +40,8 @@ def ring_attention(q: Tensor, k: Tensor, v: Tensor, group: Group = None,
     order         "zigzag": of 2P blocks rank r has r and 2P - 1 - r, which gives all ranks as much to do under a causal
                   mask. "contiguous": of P blocks rank r has r. Lengths need not divide, and ranks may be without rows.
     lengths       (Nq, Nk) of the whole sequence. Without them ranks tell each other before the first step what they
-                  were called with. So an argument that is wrong, or not everyone's, raises on all ranks. A group of NCCL
-                  alone tells it by the GPU, and the host waits until the GPU has come so far; in a group
+                  were called with. So an argument that is wrong, or not everyone's, raises on all ranks. A group of
+                  NCCL alone tells it by the GPU, and the host waits until the GPU has come so far; in a group
                   "cpu:gloo,cuda:nccl" it does not. With lengths nobody tells anything, and a call that is not
                   everyone's ends when the group's timeout does.
 
