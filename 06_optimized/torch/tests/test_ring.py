@@ -6,6 +6,7 @@ import datetime
 import multiprocessing
 import os
 import tempfile
+import time
 import unittest
 import warnings
 from collections.abc import Callable
@@ -163,6 +164,20 @@ def words(case: Ranks) -> None:
     case.same_as_whole(group, torch.float32)  # after all that the group still works
 
 
+def a_rank_dies(case: Ranks) -> None:
+    """Between forward and backward: the others' backward must not hang, and must not claim gradients."""
+    group = case.groups[-1]
+    part, _ = case.dealt(tensors(Nq=32, Nk=32, grad=True), group)
+    out = ring_attention(*part, group, causal=True)
+    if case.me == 1:
+        os._exit(0)
+    began = time.monotonic()
+    with case.assertRaises(RuntimeError):
+        out.square().sum().backward()
+    case.assertLess(time.monotonic() - began, 20)
+    case.assertTrue(all(x.grad is None for x in part))
+
+
 def citizens(case: Ranks) -> None:
     """What happens around a call: a compiler, autocast, more than one layer."""
     group = case.groups[-1]
@@ -222,7 +237,7 @@ def process(me: int, ranks: int, place: str, device: str, work: Callable[[Ranks]
         torch.cuda.set_device(me)
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     dist.init_process_group("nccl" if device == "cuda" else "gloo", init_method=f"file://{place}", rank=me,
-                            world_size=ranks, timeout=datetime.timedelta(seconds=60))
+                            world_size=ranks, timeout=datetime.timedelta(seconds=10 if work is a_rank_dies else 60))
     try:
         work(Ranks(device))
     finally:
@@ -251,6 +266,9 @@ class OnTheCpu(unittest.TestCase):
 
     def test_words(self) -> None:
         together(4, words)
+
+    def test_a_rank_that_dies(self) -> None:
+        together(3, a_rank_dies)
 
     def test_compiled_and_autocast(self) -> None:
         together(2, citizens)
