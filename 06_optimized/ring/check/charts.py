@@ -133,7 +133,7 @@ def with_many(found: dict[str, Any]) -> Chart:
             lines.append(Line(f"{tokens(N)}, {Hkv} key heads", points, role))
         panels.append(Lines("% of P GPUs' worth", lines, "GPUs, P", bounds=[Bound("half", 50.0)], y_scale="linear", where=where))
     return Chart("ring_many", "Computed, not measured: what more GPUs would be worth", panels,
-                 "100 %: P times as fast as one GPU · forward and backward, causal, zigzag, bf16, 16 heads, d = 128 · steps as "
+                 "100 %: P times one GPU's rate on the longest sequence measured · forward and backward, causal, zigzag, bf16, 16 heads, d = 128 · steps as "
                  f"one {found['rows'][0]['machines'][0].split(',')[0]} computes them; messages {made.link.words()}, between "
                  f"hosts {across.words()}",
                  "Each further GPU has fewer tokens: its products shrink with their square, its messages only with their number.")

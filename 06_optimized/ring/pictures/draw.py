@@ -140,8 +140,8 @@ def timeline(N: int = 32768) -> str:
         "timeline",
         f"Two GPUs, {N:,} tokens: when each computes, and when messages are under way",
         "For each of two ranks two rows: what it computes, step by step, and the messages of these steps. Messages are short"
-        " and lie under the products, except for the last move of dK and dV, during which nothing is computed. Rank 1 is"
-        " the faster GPU and waits there for rank 0.",
+        " and lie under the products, except for the last move of dK and dV, during which nothing is computed. Rank 1"
+        " is the faster one and waits there for rank 0.",
         f"Two H200, {N:,} tokens, causal: one forward and backward",
         344,
     )
@@ -176,7 +176,7 @@ def timeline(N: int = 32768) -> str:
     merged, sent = row["silent_ms"] - row["share_ms"], row["ms"] - row["silent_ms"]
     p.text(24, bottom + 40, f"Of {row['ms']:.1f} ms, the slower rank's products alone take {row['share_ms']:.1f}; merges, sums and "
            f"rounding take {merged:.1f}, messages {sent:.1f}.", 12, fill=MUTED)
-    p.text(24, bottom + 58, "The numbers are the steps. Dashed: rank 1, the faster GPU, also waits for rank 0.", 12, fill=MUTED)
+    p.text(24, bottom + 58, "The numbers are the steps. Dashed: rank 1, the faster one in this call, also waits for rank 0.", 12, fill=MUTED)
     return whole(p)
 
 
