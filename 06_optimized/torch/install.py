@@ -102,9 +102,10 @@ def main() -> int:
         print("not installed by pip; built by CMake alone", flush=True)
         build = FOLDER / "lib"
         ninja = ["-G", "Ninja"] if shutil.which("ninja") else []
-        configure = ["cmake", "-S", str(ROOT), "-B", str(build), *ninja, "-DCMAKE_BUILD_TYPE=Release", "-DBUILD_TESTING=OFF",
-                     "-DFA_BENCHMARKS=OFF", "-DFA_MUTANTS=OFF", *cuda]
-        if not (shown(*configure) and shown("cmake", "--build", str(build), "--target", "stage06_torch", "-j", str(os.cpu_count() or 2))):
+        configure = ["cmake", "-S", str(ROOT), "-B", str(build), *ninja, "-DCMAKE_BUILD_TYPE=Release",
+                     "-DBUILD_TESTING=OFF", "-DFA_BENCHMARKS=OFF", "-DFA_MUTANTS=OFF", *cuda]
+        make = ("cmake", "--build", str(build), "--target", "stage06_torch", "-j", str(os.cpu_count() or 2))
+        if not (shown(*configure) and shown(*make)):
             return 1
         library = next(build.glob("06_optimized/torch/libfa_torch.*"))
         environment = {"FLASH_FROM_SCRATCH_LIBRARY": str(library)}

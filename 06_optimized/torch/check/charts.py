@@ -51,7 +51,7 @@ def losses() -> Chart:
     seeds = Line("other seeds", [Point(step, Spread(statistics.median(found), min(found), max(found)))
                                  for step in of_seeds[0] for found in [[one[step] for one in of_seeds]]], "previous")
     right = [seeds, line("PyTorch's", runs["sdpa", "cpu", "1"], "peer")]
-    right += [line(label, runs[name, "cpu", "1"], "this") for name, label in RIGHT.items() if (name, "cpu", "1") in runs]
+    right += [line(label, runs[name, "cpu", "1"], "this") for name, label in RIGHT.items()]
     wrong = [line("03", runs["03", "cpu", "1"], "this")]
     wrong += [line(label, runs[name, "cpu", "1"], role) for name, (label, role) in MUTANTS.items()]
     panels = [Lines("loss", lines, "step", x_scale="linear", y_scale="linear", where=where)
@@ -64,7 +64,8 @@ def losses() -> Chart:
 
 def speeds() -> list[Chart | Table]:
     found = json.loads(SPEED.read_text(encoding="utf-8"))
-    by: dict[tuple[str, int], list[float]] = {(row["attention"], row["N"]): row["tokens_per_second"] for row in found["rows"]}
+    by: dict[tuple[str, int], list[float]] = {(row["attention"], row["N"]): row["tokens_per_second"]
+                                              for row in found["rows"]}
     lengths = sorted({N for _, N in by})
     names = list(dict.fromkeys(name for name, _ in by))
 

@@ -14,7 +14,8 @@ from ._library import NAMES, Cannot, Library
 
 # Which kernel a file is, where its name does not say so. Of all others a number in front goes.
 KERNELS = {
-    "naive": ("forward", "00.naive"), "naive_backward": ("backward", "00.naive"), "online_softmax": ("forward", "02.rows"),
+    "naive": ("forward", "00.naive"), "naive_backward": ("backward", "00.naive"),
+    "online_softmax": ("forward", "02.rows"),
     "tiled_cpu": ("forward", "03.tiled"), "tiled_backward": ("backward", "05.on_cpu"), "dq": ("backward", "05.lesson"),
     "dkv": ("backward", "05.lesson"), "10_pingpong": ("forward", "06.lock"),
 }
@@ -51,18 +52,21 @@ def library_of_mine(course: Path, wanted: str, device: str) -> tuple[Library, tu
     stage = mine.parent.name[:2]
     folder = course / "build" / f"torch_mine_{stage}_{device}"
     print(f"flash_from_scratch: building {file.relative_to(course)}", flush=True)
-    configure = ["cmake", "-S", str(course), "-B", str(folder), f"-DFA_TORCH_MINE={stage}", "-DCMAKE_BUILD_TYPE=Release",
-                 "-DBUILD_TESTING=OFF", "-DFA_BENCHMARKS=OFF", "-DFA_MUTANTS=OFF", f"-DFA_CUDA={'ON' if device == 'cuda' else 'OFF'}"]
+    configure = ["cmake", "-S", str(course), "-B", str(folder), f"-DFA_TORCH_MINE={stage}",
+                 f"-DFA_CUDA={'ON' if device == 'cuda' else 'OFF'}", "-DCMAKE_BUILD_TYPE=Release",
+                 "-DBUILD_TESTING=OFF", "-DFA_BENCHMARKS=OFF", "-DFA_MUTANTS=OFF"]
     if shutil.which("ninja") and not (folder / "CMakeCache.txt").exists():
         configure += ["-G", "Ninja"]
-    for command in (configure, ["cmake", "--build", str(folder), "--target", "stage06_torch", "-j", str(os.cpu_count() or 2)]):
+    make = ["cmake", "--build", str(folder), "--target", "stage06_torch", "-j", str(os.cpu_count() or 2)]
+    for command in (configure, make):
         try:
             made = subprocess.run(command, capture_output=True, text=True, check=False)
         except FileNotFoundError:
             raise Cannot("mine is built with cmake, which was not found") from None
         if made.returncode:
             words = [line for line in (made.stdout + made.stderr).splitlines() if "error" in line.lower()]
-            raise Cannot(f"{file.relative_to(course)} does not compile: {words[0].strip() if words else made.stderr.strip()[-300:]}")
+            why = words[0].strip() if words else made.stderr.strip()[-300:]
+            raise Cannot(f"{file.relative_to(course)} does not compile: {why}")
     built = next(folder / "06_optimized" / "torch" / name for name in NAMES
                  if (folder / "06_optimized" / "torch" / name).exists())
     # Loaded under a name of its own: a process keeps what it has loaded, and must not be changed under its feet.

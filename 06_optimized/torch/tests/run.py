@@ -33,7 +33,8 @@ def python_with_torch() -> Optional[str]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="run.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(prog="run.py", description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--library", type=Path)
     parser.add_argument("--python", action="store_true", help="only print which Python that is")
     parser.add_argument("tests", nargs="*")
@@ -48,8 +49,8 @@ def main() -> int:
     if options.library:
         os.environ["FLASH_FROM_SCRATCH_LIBRARY"] = str(options.library.resolve())
     tests = options.tests or [file.stem for file in sorted(HERE.glob("test_*.py"))]
-    done = subprocess.run([python, "-m", "unittest", "-v", *tests], cwd=HERE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                          text=True, check=False)
+    done = subprocess.run([python, "-m", "unittest", "-v", *tests], cwd=HERE, stdout=subprocess.PIPE,
+                          stderr=subprocess.STDOUT, text=True, check=False)
     print(done.stdout, end="", flush=True)
     skipped = re.findall(r"""\.\.\. skipped (['"])(.*)\1""", done.stdout)
     if done.returncode == 0 and skipped and f"Ran {len(skipped)} test" in done.stdout:

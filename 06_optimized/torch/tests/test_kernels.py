@@ -1,4 +1,4 @@
-"""The kernels of 04, 05 and 06 by name: on a GPU where one is, else on the emulator, if the library was built without nvcc."""
+"""The kernels of 04, 05 and 06 by name: on a GPU, or on the emulator if the library was built without nvcc."""
 
 from __future__ import annotations
 
@@ -17,14 +17,16 @@ DTYPE = {"float": torch.float32, "half": torch.float16, "bfloat16": torch.bfloat
 
 
 def of_stage(stage: int, way: str) -> list[Kernel]:
-    return [one for one in library().kernels if (one.stage, one.way, one.device) == (stage, way, DEVICE) and "double" not in one.types]
+    return [one for one in library().kernels
+            if (one.stage, one.way, one.device) == (stage, way, DEVICE) and "double" not in one.types]
 
 
 @unittest.skipUnless(GPU or EMULATED, "this library has kernels for GPUs alone, and no GPU answers")
 class Kernels(Case):
     def takes(self, kernel: str, dtype: Any, sizes: dict[str, int], **choices: Any) -> None:
         try:
-            self.agrees(attention, tensors(dtype=dtype, grad=True, device=DEVICE, layout=choices.get("layout", "bhnd"), **sizes), kernel=kernel, **choices)
+            inputs = tensors(dtype=dtype, grad=True, device=DEVICE, layout=choices.get("layout", "bhnd"), **sizes)
+            self.agrees(attention, inputs, kernel=kernel, **choices)
         except ValueError as why:  # a GPU before 9.0
             if "built for compute capability" not in str(why):
                 raise
@@ -34,7 +36,8 @@ class Kernels(Case):
             for one in of_stage(stage, way):
                 for name in sorted(one.types):
                     for causal in (False, "top_left", "bottom_right"):
-                        self.takes(one.name, DTYPE[name], {"B": 1, "Hq": 2, "Hkv": 1, "Nq": 70, "Nk": 130, "d": 128}, causal=causal)
+                        sizes = {"B": 1, "Hq": 2, "Hkv": 1, "Nq": 70, "Nk": 130, "d": 128}
+                        self.takes(one.name, DTYPE[name], sizes, causal=causal)
 
     def test_products_keep_the_whole_contract(self) -> None:
         lengths = torch.tensor([50, 7], device=DEVICE)
@@ -57,7 +60,8 @@ class Kernels(Case):
             self.takes(kernel, DTYPE[dtype], {"B": 1, "Nq": 64, "Nk": 64, "d": 128})
 
     def test_what_a_kernel_cannot_take(self) -> None:
-        def says(words: str, kernel: str, dtype: Any = torch.bfloat16, sizes: Optional[dict[str, int]] = None, **choices: Any) -> None:
+        def says(words: str, kernel: str, dtype: Any = torch.bfloat16, sizes: Optional[dict[str, int]] = None,
+                 **choices: Any) -> None:
             inputs = tensors(dtype=dtype, device=DEVICE, grad=True, **(sizes or {}))
             with self.assertRaisesRegex(ValueError, words):
                 attention(*inputs, kernel=kernel, **choices).sum().backward()
@@ -70,7 +74,8 @@ class Kernels(Case):
         says("04.best takes float, got half", "04", torch.float16)
         says("06.pingpong takes bfloat16|06.lock takes bfloat16, got half", "06.pingpong", torch.float16, {"d": 128})
         says("adds dQ up in an order that varies", "05.atomic", torch.float32, deterministic=True)
-        says("adds dQ up in an order that varies|built for compute capability", "06.backward_fused", sizes={"d": 128}, deterministic=True)
+        says("adds dQ up in an order that varies|built for compute capability", "06.backward_fused", sizes={"d": 128},
+             deterministic=True)
         if DEVICE == "cuda":
             says("03.tiled runs on the CPU, and the tensors are on a GPU", "03", torch.float32)
 
@@ -88,7 +93,8 @@ class Kernels(Case):
         for kernel, dtype in (("06", torch.bfloat16), ("04, 05.two_kernels", torch.float32)):
             inputs = tensors(B=1, Nq=200, Nk=200, d=64, dtype=dtype, device=DEVICE, grad=True)
             def gradients() -> list[Any]:
-                return list(torch.autograd.grad(attention(*inputs, kernel=kernel, deterministic=True).float().square().sum(), inputs))
+                out = attention(*inputs, kernel=kernel, deterministic=True)
+                return list(torch.autograd.grad(out.float().square().sum(), inputs))
             for ours, again in zip(gradients(), gradients()):
                 self.assertTrue(torch.equal(ours, again))
 
