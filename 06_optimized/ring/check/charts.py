@@ -19,7 +19,7 @@ PASSES = (many.FORWARD, many.BOTH)
 SHOWN: dict[str, tuple[str, Role]] = {"ring": ("ring", "this"), "gather": ("all keys first", "previous"),
                                       "heads": ("heads for rows", "peer")}
 GIB = 1024 ** 3
-SHORT = 16384  # the shortest sequence of the chart
+SHORTEST, SHORTEST_IN_MEMORY = 16384, 131072  # sequences of the two charts
 Row = dict[str, Any]
 
 
@@ -57,7 +57,7 @@ def by_length(rows: Sequence[Row], said: str) -> Chart:
     for way in PASSES:
         lines = []
         for method, (label, role) in SHOWN.items():
-            here = sorted((row for row in of(rows, method=method, causal=True, Hkv=rows[0]["Hkv"]) if row["N"] >= SHORT),
+            here = sorted((row for row in of(rows, method=method, causal=True, Hkv=rows[0]["Hkv"]) if row["N"] >= SHORTEST),
                           key=lambda row: row["N"])
             if len(here) > 1:
                 lines.append(Line(label, [Point(row["N"] / 1024, lost(row, way)) for row in here], role))
@@ -99,7 +99,7 @@ def exact(value: float) -> Spread:
 def memory(found: dict[str, Any]) -> Chart:
     rows = [row for row in found["rows"] if row.get("alone") and row["title"].startswith("alone, memory")]
     lines = []
-    for N in sorted({row["N"] for row in rows if row["N"] > 2 * SHORT}, reverse=True):
+    for N in sorted({row["N"] for row in rows if row["N"] >= SHORTEST_IN_MEMORY}, reverse=True):
         here = sorted((row for row in rows if row["N"] == N), key=lambda row: row["ranks"])
         lines.append(Line(f"{tokens(N)} tokens", [Point(row["ranks"], exact(row["bytes_used_on_gpu"] / GIB)) for row in here]))
     machine = rows[0]["machines"][0].split(",")[0]

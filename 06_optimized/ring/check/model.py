@@ -21,7 +21,7 @@ import math
 import statistics
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +48,7 @@ class Link:
 
 # Given, not measured: a network card of 400 Gbit/s for each GPU. One of a host's eight GPUs sends to another host, and all
 # ranks wait for the slowest. To begin a message takes ten microseconds more than within a host.
-NETWORK, FURTHER = 50e6, 0.010
+NETWORK, NETWORK_BEGUN = 50e6, 0.010
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,8 @@ class Model:
 
     def across_hosts(self) -> Link:
         # As many multiprocessors copy, for longer; what they do not do for lack of bytes does not slow products.
-        return Link("hosts of eight", NETWORK, self.link.begun + FURTHER, self.link.slowed * NETWORK / self.link.bandwidth)
+        return Link("hosts of eight", NETWORK, self.link.begun + NETWORK_BEGUN,
+                    self.link.slowed * NETWORK / self.link.bandwidth)
 
     def ms(self, N: int, P: int, kind: Kind, way: str, link: Link | None = None) -> float:
         """Of one call on all P ranks."""
@@ -90,6 +91,14 @@ class Model:
         first, step = self.between(N / P, kind, way, (3, 4))
         return first + (P - 1) * step
 
+    def parts(self, N: int, P: int, kind: Kind) -> dict[str, float]:
+        """Of forward and backward, in ms: the plain kernels, and what is added by each of the other causes."""
+        whole, none = self.ms(N, P, kind, BOTH), Link("", math.inf)
+        products, at_home = self.share(N, P, kind, BOTH), self.ms(N, P, kind, BOTH, none)
+        return {"products": products, "merges and sums": at_home - products,
+                "slowed": whole - self.ms(N, P, kind, BOTH, replace(self.link, slowed=0.0)),
+                "begun": whole - self.ms(N, P, kind, BOTH, replace(self.link, begun=0.0))}
+
     def worth(self, N: int, P: int, kind: Kind, way: str, link: Link | None = None) -> float:
         """How much faster than one GPU alone P of them are, in percent of P times."""
         # One GPU's time at the rate of the longest sequence that was measured: its pairs are as N squared.
@@ -106,11 +115,9 @@ class Model:
         known = self.computed[kind, way]
         if not known[0][0] <= n <= known[-1][0]:
             raise ValueError(f"{n:g} tokens a rank were not measured; {known[0][0]:,} to {known[-1][0]:,} were")
-        above = next(k for k, row in enumerate(known) if n <= row[0])
-        low, high = known[max(above - 1, 0)], known[above]
-        part = math.log(n / low[0]) / math.log(high[0] / low[0]) if above and n > low[0] else 0.0
-        if n == high[0]:
-            low, part = high, 0.0
+        low = next(row for row in reversed(known) if row[0] <= n)
+        high = next(row for row in known if row[0] >= n)
+        part = 0.0 if low is high else math.log(n / low[0]) / math.log(high[0] / low[0])
         a, b = (low[c] ** (1 - part) * high[c] ** part for c in columns)
         return a, b
 
@@ -206,6 +213,7 @@ def main(words: Sequence[str]) -> int:
                 for link in (made.link, made.across_hosts()):
                     print(f"{P:5} {link.name:14}", *(f"{way} {made.ms(N, P, kind, way, link):.1f} ms, "
                                                       f"{made.worth(N, P, kind, way, link):.0f} %;" for way in (FORWARD, BOTH)))
+                print(f"{'':20} of both:", ", ".join(f"{name} {ms:.0f} ms" for name, ms in made.parts(N, P, kind).items()))
             except ValueError as error:
                 print(P, error)
         return 0

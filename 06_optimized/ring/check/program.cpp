@@ -65,7 +65,7 @@ class Silent : public Communicator {
   }
   void leave(const std::string&) noexcept override {}
 
-  // Once, so that rooms for others' keys hold keys: a GPU that multiplies zeros is faster.
+  // Once, so that rooms for others' keys hold keys: a GPU that multiplies zeros may be faster.
   std::function<void(const Message& sent, const Message& received)> deliver;
 
  private:

@@ -73,7 +73,8 @@ GRID = [
     ("no mask, the rest", ["--length", "65536,262144", "--contiguous", "--kind", ALL, "--backward", "--rounds", "2",
                            "--no-whole"], 0.2, False),
 ]
-# One process as a rank of P, without messages: its times are the model's, at 1,024 to 65,536 tokens a rank; and its
+WITH_TIMELINE = ("causal, groups of 1", "causal, short", "causal")
+# One process as a rank of P, without messages: its times are the model's, at 1,024 to 262,144 tokens a rank; and its
 # memory. The last number is the share of the time again.
 TOKENS = [1024 << k for k in range(7)]
 ALONE = [(f"alone, {words}, {P} ranks", ["--alone", str(P), "--length", ",".join(str(P * n) for n in TOKENS), *options,
@@ -205,7 +206,7 @@ class Bench:
             for title, options in checks[:1] if self.asked.cpu else checks:
                 self.ring(title, [*options, *small], min(self.left(), max(10, 0.1 * self.asked.seconds)))
         grid = QUICK if self.asked.quick else [] if self.asked.only_checks else GRID
-        for number, (title, options, share, peer) in enumerate(grid):
+        for title, options, share, peer in grid:
             if self.asked.only not in title:
                 continue
             if self.asked.cpu:
@@ -215,7 +216,7 @@ class Bench:
             budget = min(self.left(), share * self.asked.seconds)
             # PyTorch has a part of a problem's time, for itself.
             with_peer = peer and not self.asked.cpu and not self.asked.no_torch
-            self.ring(title, options, budget * (0.6 if with_peer else 1), timeline=number == 0 or "short" in title)
+            self.ring(title, options, budget * (0.6 if with_peer else 1), timeline=title in WITH_TIMELINE)
             if with_peer:
                 self.torch(title, options, min(self.left(), share * self.asked.seconds * 0.4))
         for title, options, share in [] if self.asked.quick or self.asked.only_checks or self.asked.cpu else ALONE:

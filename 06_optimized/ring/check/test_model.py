@@ -53,6 +53,15 @@ class Steps(unittest.TestCase):
                 made.at(n, KIND, FORWARD)
         self.assertEqual(made.ranks(1048576, KIND), [4 << k for k in range(9)])
 
+    def test_parts_are_the_whole(self) -> None:
+        # Where every message is hidden, nothing but these four takes time; here steps merge nothing.
+        made = made_up(Link("", 1e9, begun=0.5, slowed=0.2))
+        parts = made.parts(8 << 16, 8, KIND)
+        home = 2 * KEYS * (1 << 16) / 1e9  # the last move is not hidden
+        self.assertAlmostEqual(sum(parts.values()) + home, made.ms(8 << 16, 8, KIND, BOTH), places=6)
+        self.assertAlmostEqual(parts["begun"], 0.5 * (7 + 8 + 1))
+        self.assertAlmostEqual(parts["merges and sums"], 0)
+
     def test_worth(self) -> None:
         # One GPU takes N^2 / 2 at the same rate, and messages nothing: all P are worth P, but for the longer first step.
         made = made_up(Link("", 1e12))

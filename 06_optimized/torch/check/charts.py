@@ -77,10 +77,9 @@ def speeds() -> list[Chart | Table]:
                 points.append(Point(N, Spread(mid, low, high)))
         return Line(name, points, role)
 
-    roles: dict[str, Role] = {OURS: "this"}
     where = f"{found['gpu']}, PyTorch {found['torch'].partition('+')[0]}, cuDNN {cudnn(found['cudnn'])}"
     chart = Chart("torch_speed", "Tokens that a model learns from in a second",
-                  [Lines("thousands of tokens a second", [line(name, roles.get(name, "peer")) for name in names],
+                  [Lines("thousands of tokens a second", [line(name, "this" if name == OURS else "peer") for name in names],
                          "N, length of the context", y_scale="linear")],
                   f"{where} · {found['model']}, d = 128, causal · the whole step: forward, backward and optimizer",
                   "The longer the context, the more of a step is attention, and the farther the lines part.")

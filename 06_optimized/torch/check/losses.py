@@ -77,7 +77,9 @@ def train(course: Path, name: str, device: str, steps: int) -> list[tuple[int, f
     print(f"## {name}: {' '.join(command[4:])}", flush=True)
     shutil.rmtree(course / "build" / "train", ignore_errors=True)
     subprocess.run(command, check=False)  # one that comes to NaN says so and ends; what it had learned is written
-    file = next((course / "build" / "train").glob("*.csv"))
+    file = next((course / "build" / "train").glob("*.csv"), None)
+    if file is None:
+        sys.exit(f"losses.py: {name} has left no losses; its own words are above")
     lines = file.read_text(encoding="utf-8").splitlines()
     return [(int(row["step"]), float(row["loss"])) for row in csv.DictReader(lines)]
 
