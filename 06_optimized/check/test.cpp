@@ -355,6 +355,24 @@ TEST_F(Gpu, ARecordedCallReplaysWithOtherInputs) {
   }
 }
 
+TEST_F(Gpu, TheFirstCallOfAThread) {
+  std::size_t count = 0;
+  const optimized::Rung* ladder = optimized::rungs(count);
+  for (const optimized::Rung& r : std::vector<optimized::Rung>(ladder, ladder + count)) {
+    if (!unavailable(r.kernel).empty()) continue;
+    ForwardCase<bf16> c(spec(150, 150, 128, Causal::top_left), true);
+    on_gpu_forward<bf16>([&](const Problem& p, const Forward<bf16>& t) {
+      const Scratch lent = scratch();
+      EXPECT_EQ(in_a_new_thread([&] {
+                  optimized::forward(p, as_device<__nv_bfloat16>(t), {r.kernel, nullptr, lent});
+                }),
+                "")
+          << r.name;
+    })(c.call());
+    EXPECT_EQ(c.verdict(), "") << r.name;
+  }
+}
+
 TEST_F(Gpu, OnASecondGpu) {
   const SecondGpu gpu;
   if (!gpu.there()) GTEST_SKIP() << "one GPU";

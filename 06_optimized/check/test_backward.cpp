@@ -536,6 +536,23 @@ TEST_F(GpuBackward, ARecordedCallReplaysWithOtherInputs) {
     }
 }
 
+TEST_F(GpuBackward, TheFirstCallOfAThread) {
+  for (const BackwardRung& r : rungs()) {
+    if (!unavailable(r.kernel).empty()) continue;
+    BackwardCase<bf16> c(spec(150, 150, 128, Causal::top_left));
+    BackwardOptions options{r.kernel};
+    const Guarded scratch(c.p, options);
+    options.scratch = scratch.lent();
+    on_gpu_backward<bf16>([&](const Problem& p, const Backward<bf16>& t) {
+      EXPECT_EQ(
+          in_a_new_thread([&] { optimized::backward(p, as_device<__nv_bfloat16>(t), options); }),
+          "")
+          << r.name;
+    })(c.call());
+    EXPECT_EQ(c.verdict(), "") << r.name;
+  }
+}
+
 TEST_F(GpuBackward, OnASecondGpu) {
   const SecondGpu gpu;
   if (!gpu.there()) GTEST_SKIP() << "one GPU";

@@ -8,6 +8,7 @@
 #include <initializer_list>
 #include <stdexcept>
 #include <string>
+#include <thread>
 
 #include "common/judge/cases.hpp"
 #include "common/judge/stage.hpp"
@@ -50,6 +51,20 @@ inline bool meets([[maybe_unused]] std::size_t n, [[maybe_unused]] std::size_t m
 #else
   return true;
 #endif
+}
+
+// The words with which f fails as the first that a thread does: nothing of CUDA was called in it,
+// and no context is current.
+inline std::string in_a_new_thread(const std::function<void()>& f) {
+  std::string words;
+  std::thread([&] {
+    try {
+      f();
+    } catch (const std::exception& e) {
+      words = e.what();
+    }
+  }).join();
+  return words;
 }
 
 // The words in which f refuses its arguments.

@@ -61,11 +61,21 @@ CUtensorMap tensor_map(const View<T>& v, std::int64_t B, std::int64_t H, std::in
   const cuuint32_t box[] = {64, cuuint32_t(rows), 1, 1}, steps[] = {1, 1, 1, 1};
   constexpr bool fp16 = std::is_same_v<std::remove_const_t<T>, __half>;
   CUtensorMap map;
-  const CUresult code =
-      encode(&map, fp16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 4,
-             const_cast<void*>(static_cast<const void*>(v.data)), sizes, strides, box, steps,
-             CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-             CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  const auto encoded = [&] {
+    return encode(&map, fp16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+                  4, const_cast<void*>(static_cast<const void*>(v.data)), sizes, strides, box,
+                  steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                  CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  };
+  CUresult code = encoded();
+  if (code == CUDA_ERROR_INVALID_CONTEXT) {
+    // This is the driver's function: unlike the runtime's it does not make a context current, and
+    // nothing has in a thread that calls us first, as autograd's may.
+    int device = 0;
+    FA_CUDA_CHECK(cudaGetDevice(&device));
+    FA_CUDA_CHECK(cudaSetDevice(device));
+    code = encoded();
+  }
   if (code != CUDA_SUCCESS)
     throw CudaError(cudaErrorInvalidValue,
                     "cuTensorMapEncodeTiled failed with CUresult " + std::to_string(int(code)));
