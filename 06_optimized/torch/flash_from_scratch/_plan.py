@@ -52,9 +52,18 @@ def empty_like(x: Tensor) -> Tensor:
     return made if x.shape[-1] == 1 or made.stride(-1) == 1 else torch.empty(x.shape, dtype=x.dtype, device=x.device)
 
 
+def maker_like(x: Tensor) -> Callable[[Tensor], Tensor]:
+    """empty_like() for all tensors of x's shape and strides: without a question where the answer is known."""
+    return torch.empty_like if torch.empty_like(x).stride(-1) == 1 else empty_like
+
+
 def lse_of(q: Tensor, bnhd: bool) -> Tensor:
     shape = (q.shape[0], q.shape[2], q.shape[1]) if bnhd else q.shape[:3]
     return torch.empty(shape, dtype=torch.float64 if q.dtype == torch.float64 else torch.float32, device=q.device)
+
+
+def address(x: Optional[Tensor]) -> int:
+    return 0 if x is None else x.data_ptr()
 
 
 def _stream_function() -> Callable[[int], int]:
@@ -103,6 +112,7 @@ class Plan:
         self.inputs = strides(q, ask.bnhd) + strides(k, ask.bnhd) + strides(v, ask.bnhd)
         self.lse_shape = (self.problem[0], self.problem[1], self.problem[3])
         self.lse_type = torch.float64 if q.dtype == torch.float64 else torch.float32
+        self.like_q, self.like_k, self.like_v = maker_like(q), maker_like(k), maker_like(v)
         self._forward: list[Optional[_Way]] = [None, None]  # without lengths and with them, which may want scratch
         self._backward: dict[Any, _Way] = {}
 
@@ -124,11 +134,11 @@ class Plan:
         if self._elsewhere():
             with self._here():
                 return self.forward(q, k, v, lengths, seed)
-        out = empty_like(q)
+        out = self.like_q(q)
         lse = torch.empty(self.lse_shape, dtype=self.lse_type, device=self.device)
         stream, threads = (stream_of(self.device.index), 0) if self.cuda else (0, torch.get_num_threads())
-        at = (*(0 if x is None else x.data_ptr() for x in (lengths, seed)), lse.data_ptr(), q.data_ptr(), k.data_ptr(),
-              v.data_ptr(), out.data_ptr(), 0, 0, 0, 0)
+        at = (address(lengths), address(seed), lse.data_ptr(), q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr(),
+              0, 0, 0, 0)
         masked = lengths is not None
         way = self._forward[masked]
         if way is None:
@@ -150,10 +160,10 @@ class Plan:
             with self._here():
                 return self.backward(d_out, q, k, v, out, lse, lengths, seed)
         d_out, out, lse = in_rows(d_out), in_rows(out), lse.contiguous()
-        dq, dk, dv = empty_like(q), empty_like(k), empty_like(v)
+        dq, dk, dv = self.like_q(q), self.like_k(k), self.like_v(v)
         stream, threads = (stream_of(self.device.index), 0) if self.cuda else (0, torch.get_num_threads())
-        at = (*(0 if x is None else x.data_ptr() for x in (lengths, seed)), lse.data_ptr(), q.data_ptr(), k.data_ptr(),
-              v.data_ptr(), out.data_ptr(), d_out.data_ptr(), dq.data_ptr(), dk.data_ptr(), dv.data_ptr())
+        at = (address(lengths), address(seed), lse.data_ptr(), q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr(),
+              d_out.data_ptr(), dq.data_ptr(), dk.data_ptr(), dv.data_ptr())
         deterministic = self.ask.deterministic or torch.are_deterministic_algorithms_enabled()
         key = (deterministic, lengths is None, out.stride(), d_out.stride())
         way = self._backward.get(key)
