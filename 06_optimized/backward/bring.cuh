@@ -113,9 +113,9 @@ Maps maps_of(const Problem& p, const Backward<T>& t) {
 // A step's tile of X, which is Q or dO, Br rows and D columns, and its statistic, LSE2 or D: one
 // barrier counts both, so who has waited for the one may read the other; and `more` bytes that come
 // by another copy.
-template <class T, int size, int Br>
+template <class T, int size, int Br, class At>
 __device__ void bring(T (&X)[size], const CUtensorMap& map, float (&statistic)[Br],
-                      const float* from, Barrier* full, const Place<Br>& at, int more = 0) {
+                      const float* from, Barrier* full, const At& at, int more = 0) {
   arrive_expecting(full, int(sizeof X + sizeof statistic) + more);
 #pragma unroll
   for (int x = 0; x < size / Br; x += 64) tma_load(X + x * Br, map, full, x, at.i0, at.h, at.b);

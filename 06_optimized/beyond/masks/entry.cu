@@ -13,6 +13,9 @@ namespace {
 
 constexpr const char* who = "masks";
 
+// Whose scratch has room for either kernel of the backward: LSE2, D, and hopper's sums and turns.
+constexpr optimized::BackwardOptions in_turns{optimized::BackwardKernel::best, true};
+
 template <class T>
 constexpr bool is_half = std::is_same_v<T, __half> || std::is_same_v<T, __nv_bfloat16>;
 
@@ -91,6 +94,17 @@ void check_kernel([[maybe_unused]] const Problem& p, [[maybe_unused]] bool forwa
   }
 }
 
+// Is this call for hopper? Tensors: Forward<T> or Backward<T>.
+template <class Tensors>
+bool takes_hopper(const Problem& p, const Pattern& window, const Tensors& t, Kernel kernel) {
+  if (kernel == Kernel::fa2) return false;
+  std::string why_not = not_for_hopper(p, window, t);
+  if (why_not.empty())
+    why_not = optimized::wrong_capability("hopper", 90, optimized::device_capability());
+  require(kernel != Kernel::hopper || why_not.empty(), who, ": ", why_not);
+  return why_not.empty();
+}
+
 std::int64_t rows_of_a_head(const Problem& p, bool half) {
   return half ? optimized::Passed::padded_rows(p.Nq) : p.Nq;
 }
@@ -128,17 +142,21 @@ void forward(const Problem& p, const Pattern& pattern, const Forward<T>& t,
   if (p.B == 0 || p.Hq == 0 || p.Nq == 0) return;
   const Pattern window = as_window(p, pattern);
   const float scale = float(p.softmax_scale());
-  if constexpr (is_half<T>)
-    launch_fa2(p, window, t, scale, options.stream);
-  else
+  if constexpr (is_half<T>) {
+    if (takes_hopper(p, window, t, options.kernel))
+      launch_hopper(p, window, t, scale, options.stream);
+    else
+      launch_fa2(p, window, t, scale, options.stream);
+  } else {
     launch_tiled(p, window, t, scale, options.stream);
+  }
 }
 
 template <class T>
 std::size_t scratch_bytes(const Problem& p) {
   check_sizes<T>(p);
-  const auto rows = std::size_t(p.B * p.Hq * rows_of_a_head(p, is_half<T>));
-  return (is_half<T> ? 2 : 1) * sizeof(float) * rows;
+  if constexpr (is_half<T>) return optimized::backward_scratch_bytes(p, in_turns);
+  return sizeof(float) * std::size_t(p.B * p.Hq * p.Nq);
 }
 
 template <class T>
@@ -174,8 +192,15 @@ void backward(const Problem& p, const Pattern& pattern, const Backward<T>& t, fl
   s.D = static_cast<float*>(options.scratch.data);
   if constexpr (is_half<T>) {
     s.LSE2 = s.D + p.B * p.Hq * s.rows;
-    if (p.Hq > 0 && p.Nq > 0) launch_swizzle(p, window, t, scale, s, options.stream);
-    if (p.Nk > 0) launch_swizzle_dkv(p, window, t, scale, s, options.stream);
+    if (takes_hopper(p, window, t, options.kernel)) {
+      float* const dQ = s.LSE2 + p.B * p.Hq * s.rows;
+      const std::int64_t sums = p.B * p.Hq * s.rows * optimized::Passed::padded(p.d);
+      launch_hopper(p, window, t, scale,
+                    {s.LSE2, s.D, dQ, s.rows, reinterpret_cast<int*>(dQ + sums)}, options.stream);
+    } else {
+      if (p.Hq > 0 && p.Nq > 0) launch_swizzle(p, window, t, scale, s, options.stream);
+      if (p.Nk > 0) launch_swizzle_dkv(p, window, t, scale, s, options.stream);
+    }
   } else {
     if (p.Hq > 0 && p.Nq > 0) launch_dq(p, window, t, scale, s, options.stream);
     if (p.Nk > 0) launch_dkv(p, window, t, scale, s, options.stream);

@@ -16,10 +16,15 @@
 #include <cstdint>
 #include <functional>
 #include <limits>
+#include <string>
 #include <vector>
 
 #include "common/core/cuda.hpp"
 #include "common/core/tensor.hpp"
+
+namespace fa::optimized {
+struct Passed;  // backward.hpp
+}
 
 namespace fa::masks {
 
@@ -61,16 +66,25 @@ struct Pattern {
   const float* sinks = nullptr;  // [Hq]: one more logit of every row, of a key without a value
 };
 
+// In 16 bits. hopper is for 9.0 alone, without documents and lists, for d a multiple of 8 (in the
+// backward at most 128) and tensors whose addresses and strides are multiples of 16 bytes.
+enum class Kernel {
+  best,  // hopper if it can run, else fa2
+  fa2,   // and for the backward swizzle: all there is, compute capability 8.0 and later
+  hopper
+};
+
 struct Options {
   cudaStream_t stream = nullptr;
   Scratch scratch = {};  // scratch_bytes() of device memory, aligned to 16; the backward's
+  Kernel kernel = Kernel::best;
 };
 
 // O = softmax(scale Q K^T + mask) V. T is float (kernel `tiled`, d <= 128), or __half or
-// __nv_bfloat16 (`fa2`: tensor cores, compute capability 8.0 and later, d <= 256, scale > 0). Nq
-// and Nk are at most 2^29. With sinks, LSE is of all logits, the sink's too. A row that sees no
-// key: O = 0, LSE = -infinity, or the sink. The same bits from run to run, and where the pattern
-// hides nothing those of the kernel that this one comes from.
+// __nv_bfloat16 (tensor cores, compute capability 8.0 and later, d <= 256, scale > 0). Nq and Nk
+// are at most 2^29. With sinks, LSE is of all logits, the sink's too. A row that sees no key:
+// O = 0, LSE = -infinity, or the sink. The same bits from run to run, and with fa2 and fp32, where
+// the pattern hides nothing, those of the kernel that this one comes from.
 //
 // What the host cannot see is clamped: lengths and prefixes to [0, Nk], offsets of a list to what
 // it has; numbers of blocks that do not exist are passed over. A list out of order, one block
@@ -119,6 +133,16 @@ void launch_dsinks(const Problem& p, const Pattern& pattern, const float* LSE, c
 template <class T>
 void launch_fa2(const Problem& p, const Pattern& pattern, const Forward<T>& t, float scale,
                 cudaStream_t stream);
+template <class T>
+std::string not_for_hopper(const Problem& p, const Pattern& pattern, const Forward<T>& t);
+template <class T>
+void launch_hopper(const Problem& p, const Pattern& pattern, const Forward<T>& t, float scale,
+                   cudaStream_t stream);
+template <class T>
+std::string not_for_hopper(const Problem& p, const Pattern& pattern, const Backward<T>& t);
+template <class T>
+void launch_hopper(const Problem& p, const Pattern& pattern, const Backward<T>& t, float scale,
+                   const optimized::Passed& passed, cudaStream_t stream);
 template <class T>
 void launch_swizzle(const Problem& p, const Pattern& pattern, const Backward<T>& t, float scale,
                     const Statistics& s, cudaStream_t stream);

@@ -1,0 +1,390 @@
+// The backward's hopper with the mask's two questions, of masks whose rows see ranges of keys. Of
+// lists, documents and what TMA cannot bring swizzle.cu takes care.
+//
+// A block owns 128 keys; the queries that see some of them are a range without a gap (reach.hpp),
+// and that range is its walk. Roles, barriers and steps are those of backward/hopper.cu. Blocks add
+// to dQ in turns, those with the last keys first: the same bits from run to run. Whose turn it is,
+// the tiles of keys say that a tile of queries visits.
+//
+//   Place          which keys a block has, and its walk
+//   hide           the second question: S of queries that do not see a thread's keys
+//   load, push, compute   as hopper's
+//   launch         zeros where sums begin, the kernel, dQ rounded
+#include <cfloat>
+
+#include "06_optimized/backward.hpp"
+#include "06_optimized/backward/bring.cuh"
+#include "06_optimized/backward/steps.cuh"
+#include "06_optimized/beyond/masks/reach.hpp"
+#include "06_optimized/ptx/add.cuh"
+#include "06_optimized/ptx/mma.cuh"
+#include "06_optimized/ptx/tma.cuh"
+#include "06_optimized/ptx/wgmma.cuh"
+
+namespace fa::masks {
+namespace {
+
+using namespace optimized;
+
+// A block of threads has Bc keys, 64 a group; a tile has Br queries: backward/hopper.cu tells why.
+template <int D_>
+struct Sizes {
+  static constexpr int D = D_, groups = 2, Bc = 64 * groups, Br = D == 64 ? 128 : 64;
+  static constexpr int stages = 2, threads = 128 * (groups + 1);
+  static constexpr bool adds_dQ = D == 64, late_dV = D == 64;
+};
+constexpr int square = 64 * 64;  // numbers of 64 rows in a box, which has 64 columns
+
+// Which keys a block has, and its walk through the queries that see them, in one head of the group
+// after the other.
+template <int Br, int Bc>
+struct Place {
+  int b, j0;         // batch, first key
+  int first, end;    // the queries of each head, `first` a multiple of Br
+  int h, i0, steps;  // where the walk is; how many steps it has
+
+  template <class Keys>
+  __device__ Place(const Problem& p, const Reach& reach, const Keys& keys) {
+    const int head = keys.head(), group = int(p.Hq / p.Hkv);
+    b = head / int(p.Hkv);
+    j0 = keys.first_key();
+    const Reach::Rows rows = reach.rows_meeting(j0, j0 + Bc - 1);
+    first = rows.low / Br * Br;
+    end = rows.high;
+    h = head % int(p.Hkv) * group;
+    i0 = first;
+    steps = rows.low < end ? (end - first + Br - 1) / Br * group : 0;
+  }
+  __device__ void next() {
+    i0 += Br;
+    if (i0 < end) return;
+    i0 = first;
+    ++h;
+  }
+  // How many blocks add to this step's rows before this one: with keys further on.
+  __device__ int turn(const Reach& reach) const {
+    const masks::Tiles<Bc, false> tiles(reach.keys_of(i0, min(i0 + Br, reach.Nq) - 1));
+    const int own = j0 / Bc, behind = tiles.rest1 - 1 - own;
+    return own >= tiles.rest0 ? behind : behind - (tiles.rest0 - tiles.head1);
+  }
+  // The row of LSE2, D and dQ where this step's rows begin.
+  __device__ std::int64_t row(const Problem& p, const Passed& passed) const {
+    return (b * p.Hq + h) * passed.rows + i0;
+  }
+};
+
+// All 64 keys from j on are seen by these rows: the last one is met last, and of those that do not
+// stay the first one leaves first.
+__device__ inline Reach::Rows all_meeting(const Reach& reach, int j) {
+  const int leaves = at_most(at_least(j, at_least(reach.prefix, reach.first)), j + 63);
+  const Reach::Rows of_first = reach.rows_meeting(leaves, leaves),
+                    of_last = reach.rows_meeting(j + 63, j + 63);
+  return {of_last.low, at_most(of_first.high, of_last.high)};
+}
+
+// S_ij = value where query i does not see key j, in a step that begins with query i0. Of the thread
+// the keys are seen[0] and seen[8].
+template <int n>
+__device__ void hide(float (&S)[n], const Reach::Rows* seen, int i0, int lane, float value) {
+  const int first = i0 + 2 * (lane % 4);
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const Reach::Rows rows{seen[8 * r].low - first, seen[8 * r].high - first};
+#pragma unroll
+    for (int i = 2 * r; i < n; i += 4)
+#pragma unroll
+      for (int e = 0; e < 2; ++e)
+        if (!rows.meet(2 * i - 4 * r + e)) S[i + e] = value;
+  }
+}
+
+template <class Tiles, class T>
+struct Shared {
+  alignas(1024) T K[Tiles::Bc * Tiles::D], V[Tiles::Bc * Tiles::D];
+  alignas(1024) T Q[Tiles::stages][Tiles::Br * Tiles::D], dO[Tiles::stages][Tiles::Br * Tiles::D];
+  alignas(1024) T dS[3][Tiles::Br * Tiles::Bc];
+  alignas(128) float dQ[Tiles::groups][Tiles::adds_dQ ? 4 : square];
+  alignas(128) float LSE2[Tiles::stages][Tiles::Br], D_i[Tiles::stages][Tiles::Br];
+  Barrier Q_full[Tiles::stages], Q_free[Tiles::stages];
+  Barrier dO_full[Tiles::stages], dO_free[Tiles::stages];
+  Reach reach;
+  Reach::Rows seen[Tiles::Bc], all[Tiles::groups];  // each key, and all of a group, by these rows
+};
+
+// The numbered barriers: all but `meeting` once for each group, `ready` for even and for odd steps
+constexpr int meeting = 1, dQ_free = 2, dQ_full = 4, alone = 6;
+__device__ constexpr int ready(int group, int n) { return 8 + 2 * group + n % 2; }
+constexpr int both = 256, with_pusher = 128 + 32;  // threads that take part
+
+// ---- the warps that move data ----
+
+template <class Tiles, class T, class At>
+__device__ void load(Shared<Tiles, T>& shared, const Maps& maps, const Problem& p,
+                     const Passed& passed, At at) {
+  const int hk = int(p.key_head(at.h));
+  Ring<Tiles::stages> q;
+  for (int n = 0; n < at.steps; ++n, at.next(), q.next()) {
+    const std::int64_t row = at.row(p, passed);
+    const int more = n == 0 ? int(sizeof shared.K) : 0;  // S need not wait for V
+    Barrier *const Q_full = &shared.Q_full[q.at], *const dO_full = &shared.dO_full[q.at];
+    wait(&shared.Q_free[q.at], q.phase ^ 1);
+    bring(shared.Q[q.at], maps.Q, shared.LSE2[q.at], passed.LSE2 + row, Q_full, at, more);
+    if (n == 0) bring_keys<Tiles::Bc>(shared.K, maps.K, Q_full, hk, at);
+    wait(&shared.dO_free[q.at], q.phase ^ 1);
+    bring(shared.dO[q.at], maps.dO, shared.D_i[q.at], passed.D + row, dO_full, at, more);
+    if (n == 0) bring_keys<Tiles::Bc>(shared.V, maps.V, dO_full, hk, at);
+  }
+}
+
+// One warp for each group's part of dQ: adds it up in global memory, or sees to it that the group
+// does so when it is its turn.
+template <class Tiles, class T, class At>
+__device__ void push(Shared<Tiles, T>& shared, const Problem& p, const Passed& passed, At at,
+                     int group) {
+#pragma unroll 1
+  for (int n = 0; n < at.steps; ++n, at.next()) {
+    const std::int64_t first = at.row(p, passed) * Tiles::D + group * square;
+    int* const turn = passed.turn + first / square;
+    const int n_before = at.turn(shared.reach);
+    if (Tiles::adds_dQ) wait_turn(turn, n_before);
+    arrive(dQ_free + group, with_pusher);  // the first time at once: nothing is in it yet
+    sync(dQ_full + group, with_pusher);
+    if (elected()) {
+      if (!Tiles::adds_dQ) {
+        wait_turn(turn, n_before);
+        bulk_add(passed.dQ + first, shared.dQ[group], int(sizeof shared.dQ[0]));
+        tma_commit();
+        tma_wait();
+      }
+      pass_turn(turn);
+    }
+    __syncwarp();
+  }
+}
+
+// ---- the warpgroups that compute, 64 keys each ----
+// S, P, dP and dS are held transposed, a row for each key: steps.cuh.
+
+template <class Tiles, class T, class At>
+__device__ void compute(Shared<Tiles, T>& shared, const Maps& maps, const Problem& p,
+                        const Passed& passed, float scale, At at) {
+  constexpr int D = Tiles::D, Br = Tiles::Br, Bc = Tiles::Bc;
+  const int group = uniform(threadIdx.x / 128) - 1, thread = threadIdx.x % 128;
+  const int warp = thread / 32, lane = thread % 32;
+  const bool leader = lane == 0;  // says that a buffer has been read
+  // exp(scale x) = 2^(c x). With a factor of 0 a hidden score would be as good as any.
+  const float c = scale == 0 ? FLT_MIN : scale * 1.4426950408889634f;
+  const int hk = int(p.key_head(at.h));
+  T* const K = shared.K + group * square;  // the group's keys, of each box
+  T* const V = shared.V + group * square;
+
+  const int j = at.j0 + 64 * group;  // the group's first key
+  const int length = shared.reach.length;
+  const Reach::Rows* const seen = shared.seen + 64 * group + 16 * warp + lane / 4;
+
+  float dK[D / 2] = {}, dV[D / 2] = {};
+  settle(dK);
+  settle(dV);
+  Ring<Tiles::stages> q;
+
+  // S_ij = Q_i K_j^T,  dP_ij = dO_i V_j^T
+  const auto issue_pairs = [&](float(&C)[Br / 2], const T* keys, const T* queries) {
+    forget(C);
+    wgmma_fence();
+    multiply_transposed<T, D, Bc, Br>(C, keys, queries);
+    wgmma_commit();
+  };
+  // dV_j += sum_i P_ij dO_i,  dK_j += sum_i dS_ij Q_i
+  const auto issue_sum = [&](float(&sum)[D / 2], const std::uint32_t(&A)[Br / 16][4], const T* X) {
+    wgmma_fence();
+    multiply_add<T, Br>(sum, A, X);
+    wgmma_commit();
+  };
+  // dQ_i = sum_j dS_ij K_j of all keys of the block, 64 x 64: half of the rows or of the columns
+  const auto issue_dQ = [&](float(&dQ)[32], int buffer) {
+    forget(dQ);
+    wgmma_fence();
+    const int half = D == 64 ? group * square : group * Bc * 64;
+    multiply<T, Bc, Br>(dQ, shared.dS[buffer] + (D == 64 ? half : 0),
+                        shared.K + (D == 64 ? 0 : half));
+    wgmma_commit();
+  };
+  // dQ, whose tile begins at this row, into global memory
+  const auto add_up = [&](const float(&dQ)[32], std::int64_t first_row) {
+    sync(dQ_free + group, with_pusher);
+    if constexpr (Tiles::adds_dQ) {
+      float* sum = passed.dQ + first_row * D + group * square + thread * 4;
+#pragma unroll
+      for (int i = 0; i < 32; i += 4) add(sum + i / 4 * 512, dQ + i);
+    } else {
+      put_dQ(shared.dQ[group], dQ, thread);
+      fence_async();
+    }
+    arrive(dQ_full + group, with_pusher);
+  };
+
+  if (at.steps > 0) wait(&shared.Q_full[0], 0);
+  // Keys past the length may hold anything, and 0 times NaN is NaN.
+  if (const int here = length - j; at.steps > 0 && here < 64 && length < p.Nk) {
+    wait(&shared.dO_full[0], 0);
+    for (int e = max(here, 0) * 8 + thread; e < 64 * 8; e += 128)
+      for (int x = 0; x < D; x += 64) {
+        *reinterpret_cast<uint4*>(K + x * Bc + e * 8) = make_uint4(0, 0, 0, 0);
+        *reinterpret_cast<uint4*>(V + x * Bc + e * 8) = make_uint4(0, 0, 0, 0);
+      }
+    fence_async();
+    sync(alone + group, 128);
+  }
+  float S[Br / 2];
+  issue_pairs(S, K, shared.Q[0]);
+  int buffer = 0, before = 2;
+  std::int64_t row_before = 0;  // where the rows of the step before begin
+#pragma unroll 1
+  for (int n = 0; n < at.steps; ++n, at.next()) {
+    static_assert(Tiles::stages == 2);  // the other buffer is now ^ 1
+    const int now = q.at;
+    float P[Br / 2], dP[Br / 2], dQ[32];
+    std::uint32_t rounded_P[Br / 16][4], rounded_dS[Br / 16][4];
+    wgmma_wait<0>(S);  // and dK of the step before
+    __syncwarp();
+    if (leader && n > 0) arrive(&shared.Q_free[now ^ 1]);
+    if (at.i0 < shared.all[group].low || at.i0 + Br > shared.all[group].high)
+      hide(S, seen, at.i0, lane, c < 0 ? INFINITY : -INFINITY);
+    wait(&shared.dO_full[now], q.phase);
+    issue_pairs(dP, V, shared.dO[now]);
+    exponentials(P, S, c, shared.LSE2[now], lane);
+    round_to<T>(rounded_P, P);
+    if (!Tiles::late_dV) issue_sum(dV, rounded_P, shared.dO[now]);
+    // dS, with d = 128 while dV is under way. Its buffer is free: the other group is done with the
+    // step before the last, since it has written dS of the last one.
+    if (n > 0) sync(ready(group ^ 1, n - 1), both);
+    wgmma_wait<Tiles::late_dV ? 0 : 1>(dP);
+    to_dS(dP, P, shared.D_i[now], lane);
+    round_to<T>(rounded_dS, dP);
+    put_dS(shared.dS[buffer] + group * Br * 64, rounded_dS, warp, lane);
+    fence_async();  // and LSE2 and D_i have been read: the copy engine may write there
+    arrive(ready(group, n), both);
+    if (Tiles::late_dV) issue_sum(dV, rounded_P, shared.dO[now]);
+
+    // dQ of the step before, of which both have written dS; in the first step nobody wants it.
+    issue_dQ(dQ, before);
+    before = buffer;
+    buffer = buffer == 2 ? 0 : buffer + 1;
+    issue_sum(dK, rounded_dS, shared.Q[now]);
+    wgmma_wait<1>(dQ);  // and dV
+    __syncwarp();
+    if (leader) arrive(&shared.dO_free[now]);
+    if (n > 0) add_up(dQ, row_before);
+    row_before = at.row(p, passed);
+
+    // S of the next step; after the last one of what lies there, and nobody looks at it.
+    q.next();
+    if (n + 1 < at.steps) wait(&shared.Q_full[q.at], q.phase);
+    issue_pairs(S, K, shared.Q[q.at]);
+  }
+  wgmma_wait<0>(S);
+  if (at.steps > 0) {
+    float dQ[32];
+    sync(ready(group ^ 1, at.steps - 1), both);
+    issue_dQ(dQ, before);
+    wgmma_wait<0>(dQ);
+    add_up(dQ, row_before);
+  }
+  settle(dK);
+  settle(dV);
+
+  // dK scaled, and both leave, through what were K and V.
+#pragma unroll
+  for (int i = 0; i < D / 2; ++i) dK[i] *= scale;
+  sync(meeting, both);  // nobody reads K any more
+  store_sums<Bc>(maps, K, V, dK, dV, warp, lane, j, hk, at.b);
+}
+
+template <class Tiles, class T>
+__global__ void __launch_bounds__(Tiles::threads, 1)
+    hopper_kernel(const __grid_constant__ Maps maps, const __grid_constant__ Problem p,
+                  const __grid_constant__ Pattern pattern, const __grid_constant__ Passed passed,
+                  float scale, int section) {
+  auto& shared = FA_DYNAMIC_SHARED(Shared<Tiles, T>);
+  constexpr bool last_first = true;
+  const InSections<Tiles::Bc> keys(p, section, last_first);
+  if (threadIdx.x == 0) {
+    init(shared.Q_full, shared.Q_free, 4 * Tiles::groups);
+    init(shared.dO_full, shared.dO_free, 4 * Tiles::groups);
+    fence_barriers();
+  }
+  const Reach reach(p, pattern, keys.head() / p.Hkv);
+  const Place<Tiles::Br, Tiles::Bc> at(p, reach, keys);
+  const int n = threadIdx.x, key = at.j0 + n;
+  if (n == 0) shared.reach = reach;
+  if (n < Tiles::Bc) shared.seen[n] = reach.rows_meeting(key, key);
+  if (n < Tiles::groups) shared.all[n] = all_meeting(reach, at.j0 + 64 * n);
+  __syncthreads();
+  if (uniform(threadIdx.x / 128) == 0) {
+    give_registers<24>();
+    const int warp = uniform(threadIdx.x / 32);
+    if (warp < Tiles::groups)
+      push(shared, p, passed, at, warp);
+    else if (warp == Tiles::groups && elected())
+      load(shared, maps, p, passed, at);
+  } else {
+    take_registers<240>();
+    compute(shared, maps, p, passed, scale, at);
+  }
+}
+
+template <class Tiles, class T>
+void launch(const Problem& p, const Pattern& pattern, const Backward<T>& t, float scale,
+            const Passed& passed, cudaStream_t stream) {
+  const Maps maps = maps_of<Tiles::Br, Tiles::Bc>(p, t);
+  // Of as many queries as see the keys under way.
+  Problem near = p;
+  near.Nq = std::min(p.Nq, pattern.left + pattern.right + 2048);
+  const int section = heads_of_section(near, Tiles::D, 20);  // MiB of L2
+  const auto kernel = hopper_kernel<Tiles, T>;
+  constexpr std::size_t shared_bytes = sizeof(Shared<Tiles, T>);
+  static_assert(shared_bytes <= most_shared);
+  allow_shared_memory(kernel, shared_bytes);
+  const std::int64_t blocks = p.B * p.Hkv * ((p.Nk + Tiles::Bc - 1) / Tiles::Bc);
+  // It leaves 0 in the sums of rows that see no key. Of a window nobody knows which: 0 for all.
+  Problem unseen = p;
+  unseen.Nk = 0;
+  unseen.key_lengths = nullptr;
+  launch_before(unseen, t, passed, stream);
+  FA_LAUNCH(kernel, dim3(unsigned(blocks)), dim3(Tiles::threads), shared_bytes, stream, maps, p,
+            pattern, passed, scale, section);
+  launch_after(p, t, scale, passed, stream);
+}
+
+}  // namespace
+
+// Why these kernels do not take a call, or "".
+template <class T>
+std::string not_for_hopper(const Problem& p, const Pattern& pattern, const Backward<T>& t) {
+  if (pattern.query_documents || pattern.keys.offsets)
+    return "hopper takes no documents and no lists of blocks";
+  if (p.d > 128) return "hopper takes d up to 128, got " + std::to_string(p.d);
+  const auto queries = [&](const auto& X) { return has_tensor_map(X, p.B, p.Hq, p.Nq); };
+  const auto keys = [&](const auto& X) { return has_tensor_map(X, p.B, p.Hkv, p.Nk); };
+  const bool maps = p.Hq > 0 && p.Nq > 0 && p.Nk > 0 && p.d % 8 == 0 && queries(t.Q) &&
+                    queries(t.dO) && keys(t.K) && keys(t.V) && keys(t.dK) && keys(t.dV);
+  return maps ? ""
+              : "hopper wants queries and keys, d a multiple of 8, rows at multiples of 16 bytes";
+}
+
+template <class T>
+void launch_hopper(const Problem& p, const Pattern& pattern, const Backward<T>& t, float scale,
+                   const Passed& passed, cudaStream_t stream) {
+  if (p.d <= 64) return launch<Sizes<64>>(p, pattern, t, scale, passed, stream);
+  launch<Sizes<128>>(p, pattern, t, scale, passed, stream);
+}
+
+#define FA_FOR(T)                                                                          \
+  template std::string not_for_hopper(const Problem&, const Pattern&, const Backward<T>&); \
+  template void launch_hopper(const Problem&, const Pattern&, const Backward<T>&, float,   \
+                              const Passed&, cudaStream_t)
+FA_FOR(__half);
+FA_FOR(__nv_bfloat16);
+#undef FA_FOR
+
+}  // namespace fa::masks
