@@ -59,13 +59,15 @@ CUtensorMap tensor_map(const View<T>& v, std::int64_t B, std::int64_t H, std::in
   const cuuint64_t sizes[] = {cuuint64_t(d), cuuint64_t(N), cuuint64_t(H), cuuint64_t(B)};
   const cuuint64_t strides[] = {bytes(v.row, N), bytes(v.head, H), bytes(v.batch, B)};
   const cuuint32_t box[] = {64, cuuint32_t(rows), 1, 1}, steps[] = {1, 1, 1, 1};
-  constexpr bool fp16 = std::is_same_v<std::remove_const_t<T>, __half>;
+  constexpr auto type = std::is_same_v<std::remove_const_t<T>, __half>
+                            ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16
+                            : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
+  void* const data = const_cast<void*>(static_cast<const void*>(v.data));
   CUtensorMap map;
   const auto encoded = [&] {
-    return encode(&map, fp16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
-                  4, const_cast<void*>(static_cast<const void*>(v.data)), sizes, strides, box,
-                  steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-                  CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+    return encode(&map, type, 4, data, sizes, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
+                  CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                  CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   };
   CUresult code = encoded();
   if (code == CUDA_ERROR_INVALID_CONTEXT) {

@@ -1,5 +1,5 @@
-// hopper with the mask's two questions, of masks whose rows see ranges of keys: windows, what stays,
-// prefixes, sinks. Documents, lists and what TMA cannot bring are fa2's.
+// hopper with the mask's two questions, of masks whose rows see ranges of keys: windows, what
+// stays, prefixes, sinks. Documents, lists and what TMA cannot bring are fa2's.
 //
 // Roles, barriers and the two steps are those of forward/hopper.cu. The loader and the groups walk
 // through the same tiles of keys, from the last one down, each for itself: a few numbers that
