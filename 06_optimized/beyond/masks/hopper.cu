@@ -75,11 +75,12 @@ __device__ void hide(float (&S)[n], const Task& task, int row, int j0) {
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     const Reach::Row seen = task.seen(row + 8 * r).from_key(first);
+    // A bit for each number: ptxas makes predicates of seven of them at once.
+    const std::uint32_t bits =
+        (columns_below(seen.to) & ~columns_below(seen.from)) | columns_below(seen.head);
 #pragma unroll
-    for (int i = 2 * r; i < n; i += 4)
-#pragma unroll
-      for (int e = 0; e < 2; ++e)
-        if (!seen.sees(2 * i - 4 * r + e)) S[i + e] = -INFINITY;
+    for (int k = 0; k < n / 2; ++k)
+      if (!(bits & (1u << k))) S[4 * (k / 2) + 2 * r + k % 2] = -INFINITY;
   }
 }
 
@@ -122,7 +123,10 @@ __device__ void load(Shared<Tiles, T>& shared, const ForwardMaps& maps, const Pr
   Ring<Tiles::Q_buffers> q;
   Ring<Tiles::stages> k, v;
   Ring<1> o;
-  for (int n = blockIdx.x;; n += int(gridDim.x)) {
+  // Of every two rounds the second goes the other way: who had the longest tile gets the shortest.
+  const int blocks = int(gridDim.x), block = int(blockIdx.x);
+  for (int round = 0;; ++round) {
+    const int n = round * blocks + (round % 2 ? blocks - 1 - block : block);
     Task<Bc> task(p, pattern, Br, order, n);
     const int hk = int(p.key_head(max(task.h, 0)));
     const auto bring_K = [&](int j) {

@@ -89,12 +89,11 @@ __device__ void hide(float (&S)[n], const Reach::Rows* seen, int i0, int lane, f
   const int first = i0 + 2 * (lane % 4);
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    const Reach::Rows rows{seen[8 * r].low - first, seen[8 * r].high - first};
+    const std::uint32_t bits =
+        columns_below(seen[8 * r].high - first) & ~columns_below(seen[8 * r].low - first);
 #pragma unroll
-    for (int i = 2 * r; i < n; i += 4)
-#pragma unroll
-      for (int e = 0; e < 2; ++e)
-        if (!rows.meet(2 * i - 4 * r + e)) S[i + e] = value;
+    for (int k = 0; k < n / 2; ++k)
+      if (!(bits & (1u << k))) S[4 * (k / 2) + 2 * r + k % 2] = value;
   }
 }
 

@@ -67,7 +67,8 @@ struct Reach {
   // decreases from row to row.
   struct Row {
     int head, from, to;
-    FA_HOST_DEVICE bool sees(int j) const { return j < head || (j >= from && j < to); }
+    // With | and &: who may see what is not asked for in turn, and nobody branches.
+    FA_HOST_DEVICE bool sees(int j) const { return (j < head) | ((j >= from) & (j < to)); }
     FA_HOST_DEVICE Row from_key(int j) const { return {head - j, from - j, to - j}; }
   };
   FA_HOST_DEVICE Row row(int i) const {
@@ -108,7 +109,7 @@ struct Reach {
   // is where j leaves it, and what stays or all see never leaves. Of keys j0 to j1, by some row.
   struct Rows {
     int low, high;
-    FA_HOST_DEVICE bool meet(int i) const { return i >= low && i < high; }
+    FA_HOST_DEVICE bool meet(int i) const { return (i >= low) & (i < high); }
   };
   FA_HOST_DEVICE Rows rows_meeting(int j0, int j1) const {
     j1 = at_most(j1, length - 1);
@@ -128,6 +129,13 @@ struct Reach {
     return {rows.low, rows.low, rows.low, rows.high};
   }
 };
+
+// Of the numbers of a row that a thread of wgmma holds, the k-th is in column 8 (k / 2) + k % 2 from
+// the thread's first on. Bit k: does it lie left of column x?
+FA_HOST_DEVICE inline std::uint32_t columns_below(int x) {
+  const int n = 2 * (x >> 3) + at_most(x & 7, 2);
+  return n <= 0 ? 0 : n >= 32 ? 0xffffffff : (1u << n) - 1;
+}
 
 // The tiles of `size` keys, or queries, that one tile of the others visits: of the ranges
 // [low, head) and [from, high), and of the list, if there is one; up, or from the last one down.

@@ -4,8 +4,9 @@
 
 Needs PyTorch and a GPU. bf16, one sequence of N = 16,384, 16 heads of d = 128 and 64, forward and backward. Windows of
 256, 1,024 and 4,096 keys to the left, with as many to the right or none; lists of 10, 25, 50 and 100 % of all blocks of
-128 x 128, drawn at random; a window with learnable sinks; 16 documents. `plain` is the course's own fa2 and swizzle,
-without a mask and with a causal one. Beside them, for windows, PyTorch's FlashAttention-2; FlashAttention-3 with --fa3,
+128 x 128, drawn at random; a window with learnable sinks; 16 documents. `ours` is the walk by hopper, where that takes
+the pattern, and by fa2 with swizzle; `plain` the kernels without the walk, without a mask and with a causal one. Beside
+them, for windows, PyTorch's FlashAttention-2; FlashAttention-3 with --fa3,
 the library that 06_optimized/check/fa3/build.py --walks builds; FlexAttention at --flex settings, each of which takes
 PyTorch some ten seconds to compile.
 
@@ -43,15 +44,18 @@ SAMPLES, TOLERANCE = 2, 2e-2
 Row = dict[str, Any]
 Launch = Callable[[], None]
 Sees = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+KERNELS = {"fa2": 1, "hopper": 2}  # as in peer.hpp
+PLAIN = {"fa2": (b"fa2", b"swizzle"), "hopper": (b"hopper", b"hopper")}  # forward and backward
 TENSORS = ("Q", "K", "V", "O", "LSE", "dO", "dQ", "dK", "dV")
 OF_A_PASS = {"forward": ("O",), "backward": ("dQ", "dK", "dV")}
+PASSES = tuple(OF_A_PASS)
 
 
 class Call(ctypes.Structure):
     """struct fa_masks_call of peer.hpp."""
 
     _fields_ = ([(name, ctypes.c_int64) for name in ("B", "Hq", "Hkv", "Nq", "Nk", "d", "dtype", "causal", "left",
-                                                     "right", "first", "entries", "scratch_bytes")]
+                                                     "right", "first", "entries", "scratch_bytes", "kernel")]
                 + [(name, ctypes.c_void_p) for name in (
                     *TENSORS, "keys_offsets", "keys_numbers", "queries_offsets", "queries_numbers", "sinks", "dsinks",
                     "scratch", "stream", "query_documents", "key_documents")])
@@ -90,7 +94,7 @@ class Tensors:
         self.O, self.dQ, self.dK, self.dV = (torch.empty_like(self.Q) for _ in range(4))
         self.LSE = torch.empty(shape[:3], device="cuda", dtype=torch.float32)
         self.sinks, self.dsinks = torch.randn(HEADS, device="cuda"), torch.empty(HEADS, device="cuda")
-        self.scratch = torch.empty(1 << 25, device="cuda", dtype=torch.uint8)
+        self.scratch = torch.empty(1 << 28, device="cuda", dtype=torch.uint8)
         self.document = (torch.arange(N, device="cuda", dtype=torch.int32) * DOCUMENTS // N).contiguous()
         blocks = N // BLOCK
         order = torch.rand(blocks, blocks, device="cuda").argsort(1).argsort(1)
@@ -170,6 +174,7 @@ class Contender:
     launch: Launch
     results: Callable[[], dict[str, torch.Tensor]]
     before: Launch = lambda: None  # what a backward needs to have been done
+    kernel: str = ""  # if it is ours
     notes: Row = field(default_factory=dict)
     ms: list[float] = field(default_factory=list)
 
@@ -186,10 +191,10 @@ class Library:
         except (OSError, AttributeError) as error:
             sys.exit(f"masks_bench.py: {path}: {error}")
 
-    def walk(self, t: Tensors, p: Pattern, way: str) -> Contender:
+    def walk(self, t: Tensors, p: Pattern, way: str, kernel: str) -> Contender:
         pointers = {name: getattr(t, name).data_ptr() for name in (*TENSORS, "scratch")}
         call = Call(B=1, Hq=HEADS, Hkv=HEADS, Nq=t.N, Nk=t.N, d=t.d, dtype=2, left=p.left, right=p.right,
-                    scratch_bytes=t.scratch.numel(), **pointers)
+                    scratch_bytes=t.scratch.numel(), kernel=KERNELS[kernel], **pointers)
         alive: list[torch.Tensor] = []
         if p.kind == "list":
             for side, wanted in (("keys", t.lists[p.share]), ("queries", t.lists[p.share].T.contiguous())):
@@ -216,11 +221,12 @@ class Library:
         return Contender("ours", p, way, run(f"fa_masks_{way}"), results(t, way),
                          run("fa_masks_forward") if way == "backward" else lambda: None)
 
-    def plain(self, t: Tensors, p: Pattern, way: str) -> Contender:
-        """The course's fa2 and swizzle."""
+    def plain(self, t: Tensors, p: Pattern, way: str, kernel: str) -> Contender:
+        """The course's kernels without a pattern."""
         call = peer_call(t, p.causal)
         size = ctypes.c_int64()
-        complain(self.c.fa_peer_backward_scratch_bytes(b"swizzle", ctypes.byref(call), ctypes.byref(size)))
+        of_forward, of_backward = PLAIN[kernel]
+        complain(self.c.fa_peer_backward_scratch_bytes(of_backward, ctypes.byref(call), ctypes.byref(size)))
         if size.value > t.scratch.numel():
             raise Failed(f"needs {size.value} bytes of scratch, the benchmark has {t.scratch.numel()}")
 
@@ -229,8 +235,8 @@ class Library:
                 call.stream = torch.cuda.current_stream().cuda_stream
                 complain(getattr(self.c, function)(kernel, ctypes.byref(call)))
             return launch
-        forward = run("fa_peer_forward", b"fa2")
-        return Contender("plain", p, way, forward if way == "forward" else run("fa_peer_backward", b"swizzle"),
+        forward = run("fa_peer_forward", of_forward)
+        return Contender("plain", p, way, forward if way == "forward" else run("fa_peer_backward", of_backward),
                          results(t, way), forward if way == "backward" else lambda: None)
 
 
@@ -344,27 +350,32 @@ def checked(c: Contender, t: Tensors) -> float:
     return t.error(c.pattern, c.results())
 
 
-Made = tuple[str, Pattern, str, Callable[[], Contender]]
+Made = tuple[str, str, Pattern, str, Callable[[], Contender]]
 
 
 def makers(library: Library, t: Tensors, options: argparse.Namespace) -> list[Made]:
-    """who, pattern, way, and how it is made."""
+    """Who, the kernel if it is ours, pattern, way, and how it is made."""
     found: list[Made] = []
+
+    def add(who: str, kernel: str, p: Pattern, way: str, make: Callable[..., Contender]) -> None:
+        chosen = {"kernel": kernel} if kernel else {}
+        found.append((who, kernel, p, way, lambda: make(t, p, way, **chosen)))
+
     for p in patterns(options.widths):
-        for way in ("forward", "backward"):
-            def add(who: str, make: Callable[[Tensors, Pattern, str], Contender], p: Pattern = p,
-                    way: str = way) -> None:
-                found.append((who, p, way, lambda: make(t, p, way)))
-            if p.kind == "plain":
-                add("plain", library.plain)
-            add("ours", library.walk)
+        for way in PASSES:
+            for kernel in KERNELS:
+                if p.kind == "plain":
+                    add("plain", kernel, p, way, library.plain)
+                if kernel == "fa2" or p.kind not in ("list", "documents"):
+                    add("ours", kernel, p, way, library.walk)
             if p.kind == "window":
-                add("fa2", fa2)
+                add("fa2", "", p, way, fa2)
                 if options.fa3:
-                    add("fa3", options.fa3.window)
+                    add("fa3", "", p, way, options.fa3.window)
     chosen = [Pattern("window", options.widths[len(options.widths) // 2], 0), Pattern("list", share=25)][:options.flex]
-    found += [("flex", p, way, lambda p=p, way=way: flex(t, p, way))  # type: ignore[misc]
-              for p in (chosen if t.d == 128 else ()) for way in ("forward", "backward")]
+    for p in chosen if t.d == 128 else ():
+        for way in PASSES:
+            add("flex", "", p, way, flex)
     return found
 
 
@@ -374,26 +385,27 @@ def measured(library: Library, N: int, d: int, options: argparse.Namespace) -> l
     rows: list[Row] = []
     good: list[Contender] = []
 
-    def row(who: str, p: Pattern, way: str) -> Row:
+    def row(who: str, kernel: str, p: Pattern, way: str) -> Row:
         return {"N": N, "d": d, "H": HEADS, "kind": p.kind, "left": p.left, "right": p.right, "share": p.share,
-                "pass": way, "pairs": t.pairs(p), "who": who}
+                "pass": way, "pairs": t.pairs(p), "who": who} | ({"kernel": kernel} if kernel else {})
 
-    for who, p, way, make in makers(library, t, options):
+    for who, kernel, p, way, make in makers(library, t, options):
         try:
             c = make()
+            c.kernel = kernel
             error = checked(c, t)
             if not error < TOLERANCE:
                 raise Failed(f"wrong before timing: relative error {error:.3g}")
             c.notes["error"] = float(f"{error:.3g}")
             good.append(c)
         except Exception as error:  # noqa: BLE001  # whoever cannot run here is told of, and the others go on
-            rows.append(row(who, p, way) | {"failed": first_line(error)})
+            rows.append(row(who, kernel, p, way) | {"failed": first_line(error)})
             torch.cuda.synchronize()
     for _ in range(options.rounds):
         for c in random.sample(good, len(good)):
             c.ms.append(milliseconds(c, options.block))
     for c in good:
-        found = row(c.who, c.pattern, c.way)
+        found = row(c.who, c.kernel, c.pattern, c.way)
         try:
             error = checked(c, t)
             if not error < TOLERANCE:
@@ -411,7 +423,7 @@ def told(rows: Sequence[Row]) -> str:
     lines: dict[tuple[str, str], list[str]] = {}
     for r in rows:
         p = Pattern(r["kind"], r["left"], r["right"], r["share"])
-        words = f"{r['who']} {statistics.median(r['ms']):.3f} ms ({r['TFLOP_per_s']:.0f})" if "ms" in r else \
+        words = f"{r['who']} {r.get('kernel', '')} {statistics.median(r['ms']):.3f} ms ({r['TFLOP_per_s']:.0f})" if "ms" in r else \
             f"[{r['who']}: {r['failed'][:60]}]"
         lines.setdefault((str(p), r["pass"]), []).append(words)
     return "\n".join(f"  {p}, {way}: " + "  ".join(words) for (p, way), words in lines.items())

@@ -49,7 +49,9 @@ masks::Pattern pattern_of(const fa_masks_call& c) {
 }
 
 masks::Options options_of(const fa_masks_call& c) {
-  return {static_cast<cudaStream_t>(c.stream), {c.scratch, std::size_t(c.scratch_bytes)}};
+  return {static_cast<cudaStream_t>(c.stream),
+          {c.scratch, std::size_t(c.scratch_bytes)},
+          static_cast<masks::Kernel>(c.kernel)};
 }
 
 // f(T()) with the tensors' own type.
