@@ -130,8 +130,8 @@ struct Reach {
   }
 };
 
-// Of the numbers of a row that a thread of wgmma holds, the k-th is in column 8 (k / 2) + k % 2 from
-// the thread's first on. Bit k: does it lie left of column x?
+// Of the numbers of a row that a thread holds after wgmma, number k is in column 8 (k / 2) + k % 2,
+// from the thread's first one on. Bit k: is that before column x?
 FA_HOST_DEVICE inline std::uint32_t columns_below(int x) {
   const int n = 2 * (x >> 3) + at_most(x & 7, 2);
   return n <= 0 ? 0 : n >= 32 ? 0xffffffff : (1u << n) - 1;

@@ -54,8 +54,12 @@ def losses() -> Chart:
     right += [line(label, runs[name, "cpu", "1"], "this") for name, label in RIGHT.items()]
     wrong = [line("03", runs["03", "cpu", "1"], "this")]
     wrong += [line(label, runs[name, "cpu", "1"], role) for name, (label, role) in MUTANTS.items()]
+    large = [line(label + ("" if seed == "1" else ", another seed"), runs[name, "cuda", seed], role)
+             for seed in ("1", "2") for name, label, role in (("sdpa", "PyTorch's", "peer"), ("06", "06", "this"))
+             if (name, "cuda", seed) in runs]
     panels = [Lines("loss", lines, "step", x_scale="linear", y_scale="linear", where=where)
-              for lines, where in ((right, "kernels that are right"), (wrong, "with a defect"))]
+              for lines, where in ((right, "kernels that are right"), (wrong, "with a defect"),
+                                   (large, "larger, bf16, on a GPU")) if lines]
     return Chart("torch_losses", "A model shows whether its kernel is right", panels,
                  "the same GPT with the same first weights and the same batches · context 96, 3 layers, width 96 · "
                  f"means of {EVERY} steps' losses",
