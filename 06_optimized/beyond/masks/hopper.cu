@@ -123,10 +123,11 @@ __device__ void load(Shared<Tiles, T>& shared, const ForwardMaps& maps, const Pr
   Ring<Tiles::Q_buffers> q;
   Ring<Tiles::stages> k, v;
   Ring<1> o;
-  // Of every two rounds the second goes the other way: who had the longest tile gets the shortest.
-  const int blocks = int(gridDim.x), block = int(blockIdx.x);
+  // A round is turned by a third against the one before: else some blocks would always have the
+  // longest tiles of a section, and others the shortest.
+  const int blocks = int(gridDim.x);
   for (int round = 0;; ++round) {
-    const int n = round * blocks + (round % 2 ? blocks - 1 - block : block);
+    const int n = round * blocks + (int(blockIdx.x) + round * (blocks / 3)) % blocks;
     Task<Bc> task(p, pattern, Br, order, n);
     const int hk = int(p.key_head(max(task.h, 0)));
     const auto bring_K = [&](int j) {

@@ -255,9 +255,9 @@ void right_by(walk::Kernel kernel, const Spec& s, const Meant& m, const std::str
 template <class T>
 void both_right(const Spec& s, const Meant& m, const std::string& what) {
   static int calls = 0;
-  const bool half = sizeof(T) == 2, one = sized(0, 1) == 1, second = ++calls % 2 == 1;
-  if (!half || !one || !second) right_by<T>(walk::Kernel::best, s, m, what);
-  if (half && (!one || second)) right_by<T>(walk::Kernel::fa2, s, m, what);
+  const bool two_bytes = sizeof(T) == 2, one = sized(0, 1) == 1, second = ++calls % 2 == 1;
+  if (!two_bytes || !one || !second) right_by<T>(walk::Kernel::best, s, m, what);
+  if (two_bytes && (!one || second)) right_by<T>(walk::Kernel::fa2, s, m, what);
 }
 void all_right(const Spec& s, const Meant& m, const std::string& what) {
   each_type([&]<class T>(T) { both_right<T>(s, m, what); });
