@@ -5,14 +5,12 @@
 // through the same tiles of keys, from the last one down, each for itself: a few numbers that
 // nobody has to be told. Which tiles need the second question, each group knows of its own 64 rows.
 //
-//   Task          a tile of queries: where it is, which keys its rows see, the walk
-//   hide          the second question, for the numbers of a thread
-//   load, compute as hopper's, but that they walk
-//   with_sink     the end of a row that has a sink
-//   launch_hopper which Tiles: 128 rows, since the rows of a taller tile have more edges
+//   load, compute  as hopper's, but that they walk (hopper.cuh)
+//   finish         and with a sink
+//   launch_hopper  which Tiles: 128 rows, since the rows of a taller tile have more edges
 #include <algorithm>
 
-#include "06_optimized/beyond/masks/reach.hpp"
+#include "06_optimized/beyond/masks/hopper.cuh"
 #include "06_optimized/forward/bring.cuh"
 #include "06_optimized/forward/shapes.cuh"
 #include "06_optimized/forward/softmax.cuh"
@@ -38,51 +36,6 @@ struct D256 : optimized::Tiles<256, 2, 64> {
   static constexpr Through O = Through::V;
   static constexpr Branch branch = Branch::after_weights;
 };
-
-// What a block of threads has to do for one tile of queries, number n of the order.
-template <int Bc>
-struct Task {
-  int b = 0, h = -1;     // batch, head; h < 0: nothing more to do
-  int i0 = 0, rows = 0;  // its rows of Q
-  Reach reach;
-  masks::Tiles<Bc, false> tiles;  // of keys, at the first to be visited
-
-  Task() = default;
-  __device__ Task(const Problem& p, const Pattern& pattern, int Br, const Order<int>& order,
-                  int n) {
-    if (n >= order.tiles * order.heads) return;
-    int head, tile;
-    order.place(n, head, tile);
-    b = head / int(p.Hq);
-    h = head % int(p.Hq);
-    i0 = tile * Br;
-    rows = min(Br, int(p.Nq) - i0);
-    reach = Reach(p, pattern, b);
-    tiles = masks::Tiles<Bc, false>(reach.keys_of(i0, i0 + rows - 1));
-    tiles.start(Blocks{}, b, h, 0);
-    // If no row sees anything it visits the tile behind the last key: TMA brings zeros.
-    if (tiles.tile < 0)
-      tiles.tile = tiles.head0 = tiles.head1 = tiles.rest0 = (int(p.Nk) + Bc - 1) / Bc;
-  }
-  // What row r of the tile sees; one past the end counts as the last.
-  __device__ Reach::Row seen(int r) const { return reach.row(i0 + min(r, rows - 1)); }
-};
-
-// S_ij = -inf where row i does not see key j, in a tile that begins with key j0.
-template <int n, class Task>
-__device__ void hide(float (&S)[n], const Task& task, int row, int j0) {
-  const int first = j0 + 2 * (threadIdx.x % 4);
-#pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    const Reach::Row seen = task.seen(row + 8 * r).from_key(first);
-    // A bit for each number: ptxas makes predicates of seven of them at once.
-    const std::uint32_t bits =
-        (columns_below(seen.to) & ~columns_below(seen.from)) | columns_below(seen.head);
-#pragma unroll
-    for (int k = 0; k < n / 2; ++k)
-      if (!(bits & (1u << k))) S[4 * (k / 2) + 2 * r + k % 2] = -INFINITY;
-  }
-}
 
 // As optimized::finish(), and with a sink: L = log(exp(L_i) + exp(sink)), O_i = exp(L_i - L) O_i.
 template <int n>

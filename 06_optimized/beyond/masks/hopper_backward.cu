@@ -6,16 +6,14 @@
 // to dQ in turns, those with the last keys first: the same bits from run to run. Whose turn it is,
 // the tiles of keys say that a tile of queries visits.
 //
-//   Place          which keys a block has, and its walk
-//   hide           the second question: S of queries that do not see a thread's keys
-//   load, push, compute   as hopper's
-//   launch         zeros where sums begin, the kernel, dQ rounded
+//   load, push, compute   as hopper's, but that they walk (hopper.cuh)
+//   launch                zeros where sums begin, the kernel, dQ rounded
 #include <cfloat>
 
 #include "06_optimized/backward.hpp"
 #include "06_optimized/backward/bring.cuh"
 #include "06_optimized/backward/steps.cuh"
-#include "06_optimized/beyond/masks/reach.hpp"
+#include "06_optimized/beyond/masks/hopper.cuh"
 #include "06_optimized/ptx/add.cuh"
 #include "06_optimized/ptx/mma.cuh"
 #include "06_optimized/ptx/tma.cuh"
@@ -34,68 +32,6 @@ struct Sizes {
   static constexpr bool adds_dQ = D == 64, late_dV = D == 64;
 };
 constexpr int square = 64 * 64;  // numbers of 64 rows in a box, which has 64 columns
-
-// Which keys a block has, and its walk through the queries that see them, in one head of the group
-// after the other.
-template <int Br, int Bc>
-struct Place {
-  int b, j0;         // batch, first key
-  int first, end;    // the queries of each head, `first` a multiple of Br
-  int h, i0, steps;  // where the walk is; how many steps it has
-
-  template <class Keys>
-  __device__ Place(const Problem& p, const Reach& reach, const Keys& keys) {
-    const int head = keys.head(), group = int(p.Hq / p.Hkv);
-    b = head / int(p.Hkv);
-    j0 = keys.first_key();
-    const Reach::Rows rows = reach.rows_meeting(j0, j0 + Bc - 1);
-    first = rows.low / Br * Br;
-    end = rows.high;
-    h = head % int(p.Hkv) * group;
-    i0 = first;
-    steps = rows.low < end ? (end - first + Br - 1) / Br * group : 0;
-  }
-  __device__ void next() {
-    i0 += Br;
-    if (i0 < end) return;
-    i0 = first;
-    ++h;
-  }
-  // How many blocks add to this step's rows before this one: with keys further on.
-  __device__ int turn(const Reach& reach) const {
-    const masks::Tiles<Bc, false> tiles(reach.keys_of(i0, min(i0 + Br, reach.Nq) - 1));
-    const int own = j0 / Bc, behind = tiles.rest1 - 1 - own;
-    return own >= tiles.rest0 ? behind : behind - (tiles.rest0 - tiles.head1);
-  }
-  // The row of LSE2, D and dQ where this step's rows begin.
-  __device__ std::int64_t row(const Problem& p, const Passed& passed) const {
-    return (b * p.Hq + h) * passed.rows + i0;
-  }
-};
-
-// All 64 keys from j on are seen by these rows: the last one is met last, and of those that do not
-// stay the first one leaves first.
-__device__ inline Reach::Rows all_meeting(const Reach& reach, int j) {
-  const int leaves = at_most(at_least(j, at_least(reach.prefix, reach.first)), j + 63);
-  const Reach::Rows of_first = reach.rows_meeting(leaves, leaves),
-                    of_last = reach.rows_meeting(j + 63, j + 63);
-  return {of_last.low, at_most(of_first.high, of_last.high)};
-}
-
-// S_ij = value where query i does not see key j, in a step that begins with query i0. Of the thread
-// the keys are seen[0] and seen[8].
-template <int n>
-__device__ void hide(float (&S)[n], const Reach::Rows* seen, int i0, int lane, float value) {
-  const int first = i0 + 2 * (lane % 4);
-#pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    const std::uint32_t bits =
-        columns_below(seen[8 * r].high - first) & ~columns_below(seen[8 * r].low - first);
-#pragma unroll
-    for (int k = 0; k < n / 2; ++k)
-      if (!(bits & (1u << k))) S[4 * (k / 2) + 2 * r + k % 2] = value;
-  }
-}
 
 template <class Tiles, class T>
 struct Shared {

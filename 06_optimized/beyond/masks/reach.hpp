@@ -130,13 +130,6 @@ struct Reach {
   }
 };
 
-// Of the numbers of a row that a thread holds after wgmma, number k is in column 8 (k / 2) + k % 2,
-// from the thread's first one on. Bit k: is that before column x?
-FA_HOST_DEVICE inline std::uint32_t columns_below(int x) {
-  const int n = 2 * (x >> 3) + at_most(x & 7, 2);
-  return n <= 0 ? 0 : n >= 32 ? 0xffffffff : (1u << n) - 1;
-}
-
 // The tiles of `size` keys, or queries, that one tile of the others visits: of the ranges
 // [low, head) and [from, high), and of the list, if there is one; up, or from the last one down.
 template <int size, bool up>
