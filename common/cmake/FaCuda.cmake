@@ -54,7 +54,9 @@ set(FA_HAVE_CUDA TRUE)
 
 # Of nvcc the level is for host code alone; kernels have a flag of their own.
 set(FA_CUDA_FAST "")
+set(FA_COMPILED_FAST_ON_GPU ${FA_COMPILED_FAST})  # tests
 if(FA_CUDA_QUICK)
+  set(FA_COMPILED_FAST_ON_GPU $<$<COMPILE_LANGUAGE:CXX>:-O0>)
   set(CMAKE_CUDA_FLAGS_RELEASE "-O0 -DNDEBUG")
   if(CMAKE_CUDA_COMPILER_VERSION VERSION_GREATER_EQUAL 13)
     set(FA_CUDA_FAST $<$<COMPILE_LANGUAGE:CUDA>:--Ofast-compile=max>)
