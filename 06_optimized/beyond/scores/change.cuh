@@ -19,7 +19,7 @@ __device__ bool has(const Change<T>& change, int part) {
 // f(built, D), as std::integral_constant, of a kernel that has all that is asked for. d > 128 has
 // one kernel for all, or there would be too many of them to build.
 template <class T, class F>
-void with_built(const Change<T>& change, std::int64_t d, const F& f) {
+void with_built([[maybe_unused]] const Change<T>& change, std::int64_t d, const F& f) {
   const auto with_width = [&](auto built) {
     if (d <= 64) return f(built, std::integral_constant<int, 64>());
     f(built, std::integral_constant<int, 128>());
