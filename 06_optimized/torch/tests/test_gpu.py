@@ -117,15 +117,7 @@ class Gpu(Case):
             def step() -> Any:
                 out = attention(*inputs, causal=True)
                 return out, torch.autograd.grad(out.float().square().sum(), inputs)
-            side = torch.cuda.Stream()
-            side.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(side):
-                for _ in range(3):
-                    step()
-            torch.cuda.current_stream().wait_stream(side)
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph):
-                out, gradients = step()
+            graph, (out, gradients) = recorded(step)
             with torch.no_grad():
                 for x in inputs:
                     x.copy_(torch.randn_like(x))
@@ -141,14 +133,7 @@ class Gpu(Case):
             def step() -> Any:
                 out = attention(*inputs, causal=True, dropout=0.5)
                 return out.detach(), torch.autograd.grad(out, inputs[2], out.detach())[0]
-            side = torch.cuda.Stream()
-            side.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(side):
-                step()
-            torch.cuda.current_stream().wait_stream(side)
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph):
-                out, dv = step()
+            graph, (out, dv) = recorded(step)
             outs = []
             for seed in (1, 1, 2):
                 torch.manual_seed(seed)
@@ -243,6 +228,20 @@ assert all(x.isfinite().all() for x in torch.autograd.grad(out, inputs, out.deta
                     self.assertLess(ours, 1.05 * graph, what)
 
 
+def recorded(step: Any) -> tuple[Any, Any]:
+    """A CUDA graph of step(), and what it returned: tensors that a replay writes anew."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            step()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        result = step()
+    return graph, result
+
+
 def layers(function: Any, count: int, x: Any, k: Any, v: Any) -> Any:
     for _ in range(count):
         x = function(x, k, v)
@@ -264,15 +263,7 @@ def microseconds_of_the_host(call: Any) -> float:
 
 def queued_and_replayed(loop: Any) -> tuple[float, float]:
     """Seconds of a loop when Python queues its kernels, and when the GPU has all of them at hand: a CUDA graph."""
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        for _ in range(3):
-            loop()
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        loop()
+    graph, _ = recorded(loop)
 
     def seconds(run: Any) -> float:
         torch.cuda.synchronize()
