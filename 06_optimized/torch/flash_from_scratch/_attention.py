@@ -65,9 +65,10 @@ def attention(q: Tensor, k: Tensor, v: Tensor, causal: Union[bool, Literal["top_
     if torch.compiler.is_compiling() or not _plain(q, k, v):
         return _general(q, k, v, causal, scale, key_lengths, window, dropout, deterministic, layout, kernel, fallback)
     # The shortest way: this very kind of call was made before.
-    if key_lengths is None and not dropout and layout in LAYOUTS and (not _autocast(q) or _cast_already(q)):
+    if key_lengths is None and not dropout and layout in LAYOUTS and (not any_autocast() or not _autocast(q) or _cast_already(q)):
         try:
-            ask = Ask(CAUSAL[causal], scale, kernel, deterministic, LAYOUTS[layout], *_window(window, causal))
+            left, right = (-1, -1) if window is None else _window(window, causal)
+            ask = (CAUSAL[causal], scale, kernel, deterministic, LAYOUTS[layout], left, right, 0.0)  # equal to an Ask
             plan = _plans.get((q.shape, k.shape, v.shape, q.stride(), k.stride(), v.stride(), q.dtype, q.device, ask))
         except (KeyError, TypeError, ValueError):
             plan = None  # the long way says what is wrong
@@ -78,7 +79,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, causal: Union[bool, Literal["top_
                 if not fallback:
                     raise
                 _warn(str(error))
-                return sdpa(q, k, v, ask.causal, scale, None, (ask.window_left, ask.window_right), 0.0, ask.bnhd)
+                return sdpa(q, k, v, CAUSAL[causal], scale, None, (left, right), 0.0, LAYOUTS[layout])
     return _general(q, k, v, causal, scale, key_lengths, window, dropout, deterministic, layout, kernel, fallback)
 
 
@@ -111,6 +112,9 @@ def _general(q: Tensor, k: Tensor, v: Tensor, causal: Any, scale: Optional[float
 def _autocast(q: Tensor) -> bool:
     device = q.device.type
     return device in ("cpu", "cuda") and torch.is_autocast_enabled(device)
+
+
+any_autocast = getattr(torch._C, "_is_any_autocast_enabled", lambda: True)  # the short question
 
 
 def _cast_already(q: Tensor) -> bool:
@@ -159,10 +163,14 @@ class _Attention(torch.autograd.Function):
         return *gradients, None, None, None
 
 
+# Function.apply() looks for transforms first, which _plain() has done; behind it is this.
+apply = super(torch.autograd.Function, _Attention).apply
+
+
 def _apply(plan: Plan, q: Tensor, k: Tensor, v: Tensor, key_lengths: Optional[Tensor],
            seed: Optional[Tensor]) -> Tensor:
     if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
-        return _Attention.apply(q, k, v, key_lengths, seed, plan)
+        return apply(q, k, v, key_lengths, seed, plan)
     return plan.forward(q, k, v, key_lengths, seed)[0]
 
 

@@ -204,9 +204,12 @@ assert all(x.isfinite().all() for x in torch.autograd.grad(out, inputs, out.deta
             torch.autograd.grad(layers(function, 10, *inputs), inputs, d_out)
 
         for what, call, most in (("a forward", forward, 15.0), ("a forward and a backward", both, 25.0)):
-            ours, theirs = (microseconds_of_the_host(lambda: call(function)) / 10 for function in (attention, SDPA))
-            print(f"{what}: {ours:.1f} us of the host, scaled_dot_product_attention {theirs:.1f} us")
-            self.assertLess(ours, theirs + most, what)
+            # In turn, since a host that has other work at the moment has it for both.
+            pairs = [[microseconds_of_the_host(lambda: call(one)) / 10 for one in (attention, SDPA)] for _ in range(25)]
+            ours, theirs = (statistics.median(column) for column in zip(*pairs))
+            more = statistics.median(one - other for one, other in pairs)
+            print(f"{what}: {ours:.1f} us of the host, scaled_dot_product_attention {theirs:.1f} us; {more:+.1f}")
+            self.assertLess(more, most, what)
 
     def test_the_gpu_never_waits_for_ten_layers(self) -> None:
         def forward(function: Any, *inputs: Any) -> Any:
@@ -249,16 +252,16 @@ def layers(function: Any, count: int, x: Any, k: Any, v: Any) -> Any:
 
 
 def microseconds_of_the_host(call: Any) -> float:
-    """Median over runs of 20 calls that the GPU keeps up with."""
+    """Of a call, in the middle one of three runs of five calls, which a GPU keeps up with."""
     samples = []
-    for _ in range(31):
+    for _ in range(3):
         torch.cuda.synchronize()
         began = time.perf_counter()
-        for _ in range(20):
+        for _ in range(5):
             call()
-        samples.append((time.perf_counter() - began) / 20 * 1e6)
+        samples.append((time.perf_counter() - began) / 5 * 1e6)
     torch.cuda.synchronize()
-    return statistics.median(samples[1:])
+    return statistics.median(samples)
 
 
 def queued_and_replayed(loop: Any) -> tuple[float, float]:
