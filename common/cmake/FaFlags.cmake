@@ -36,7 +36,8 @@ if(FA_SANITIZE MATCHES "thread")
   set(FA_ONLY_THREADS TRUE)
 endif()
 if(FA_SANITIZE)
-  list(APPEND FA_FLAGS -fsanitize=${FA_SANITIZE} -fno-sanitize-recover=all -fno-omit-frame-pointer -DFA_SANITIZED)
+  list(APPEND FA_FLAGS -fsanitize=${FA_SANITIZE} -fno-sanitize-recover=all -fno-omit-frame-pointer -DFA_SANITIZED
+    -DFA_ONE_FOR_ALL)
   if(FA_SANITIZE MATCHES "undefined")
     list(APPEND FA_FLAGS -fsanitize=float-cast-overflow)
     if(FA_SANITIZE MATCHES "address")  # which sees that itself; half of what Clang needs for the judge

@@ -26,7 +26,7 @@ void with_built([[maybe_unused]] const Change<T>& change, std::int64_t d, const 
   };
   if (d > 128)
     return f(std::integral_constant<int, with_all>(), std::integral_constant<int, 256>());
-#ifdef FA_SANITIZED  // all lines are in the one for all, and sanitizers take long to build
+#ifdef FA_ONE_FOR_ALL  // it has all lines; for builds in which a sanitizer or a mistake is at work
   with_width(std::integral_constant<int, with_all>());
 #else
   switch (change.parts) {
