@@ -166,7 +166,8 @@ void walk_backward(const Call& c) {
     const Problem p = problem_of(c);
     const Backward<T> t = backward_of<T>(c);
     if (c.kernel == windows)
-      masks::backward(p, pattern_of(c), t, nullptr, {stream_of(c), scratch_of(c)});
+      masks::backward(p, pattern_of(c), t, nullptr,
+                      {stream_of(c), scratch_of(c), masks::Kernel::best, c.deterministic != 0});
     else
       dropout::backward(p, dropout_of(c), t, {stream_of(c), scratch_of(c)});
   });

@@ -91,24 +91,25 @@ __global__ void __launch_bounds__(threads, 2)
 // [end quote]
 
 // (6) dsink_h = - sum_bi exp(sink_h - L_i) D_i: a sink has no value, so its dP is 0. A block for
-// each head, in an order that is always the same.
-__global__ void __launch_bounds__(threads)
+// each head, in an order that is always the same; a large one, since it waits for memory.
+constexpr int many = 1024;
+__global__ void __launch_bounds__(many)
     dsinks_kernel(Problem p, const float* sinks, const float* LSE, Statistics s, float* dsinks) {
   // [blank]
-  __shared__ float sums[threads];
+  __shared__ float sums[many];
   const std::int64_t h = blockIdx.x;
   const float sink = sinks[h];
   float sum = 0;
-  for (std::int64_t n = threadIdx.x; n < p.B * p.Nq; n += threads) {
-    const std::int64_t head = n / p.Nq * p.Hq + h, i = n % p.Nq;
-    // [step 06.35 (6): what row i adds to the sink's gradient; L may be -infinity (2 lines)]
-    const float L = LSE[head * p.Nq + i];
-    if (L != -INFINITY) sum -= expf(sink - L) * s.D[head * s.rows + i];
-    // [end]
-  }
+  for (std::int64_t head = h; head < p.B * p.Hq; head += p.Hq)
+    for (std::int64_t i = threadIdx.x; i < p.Nq; i += many) {
+      // [step 06.35 (6): what row i adds to the sink's gradient; L may be -infinity (2 lines)]
+      const float L = LSE[head * p.Nq + i];
+      if (L != -INFINITY) sum -= expf(sink - L) * s.D[head * s.rows + i];
+      // [end]
+    }
   sums[threadIdx.x] = sum;
   __syncthreads();
-  for (int half = threads / 2; half > 0; half /= 2) {
+  for (int half = many / 2; half > 0; half /= 2) {
     if (int(threadIdx.x) < half) sums[threadIdx.x] += sums[threadIdx.x + half];
     __syncthreads();
   }
@@ -136,7 +137,7 @@ void launch_dq(const Problem& p, const Pattern& pattern, const Backward<float>& 
 
 void launch_dsinks(const Problem& p, const Pattern& pattern, const float* LSE, const Statistics& s,
                    float* dsinks, cudaStream_t stream) {
-  FA_LAUNCH(dsinks_kernel, dim3(unsigned(p.Hq)), dim3(threads), 0, stream, p, pattern.sinks, LSE, s,
+  FA_LAUNCH(dsinks_kernel, dim3(unsigned(p.Hq)), dim3(many), 0, stream, p, pattern.sinks, LSE, s,
             dsinks);
 }
 

@@ -195,8 +195,8 @@ void backward(const Problem& p, const Pattern& pattern, const Backward<T>& t, fl
     if (takes_hopper(p, window, t, options.kernel)) {
       float* const dQ = s.LSE2 + p.B * p.Hq * s.rows;
       const std::int64_t sums = p.B * p.Hq * s.rows * optimized::Passed::padded(p.d);
-      launch_hopper(p, window, t, scale,
-                    {s.LSE2, s.D, dQ, s.rows, reinterpret_cast<int*>(dQ + sums)}, options.stream);
+      int* const turns = options.deterministic ? reinterpret_cast<int*>(dQ + sums) : nullptr;
+      launch_hopper(p, window, t, scale, {s.LSE2, s.D, dQ, s.rows, turns}, options.stream);
     } else {
       if (p.Hq > 0 && p.Nq > 0) launch_swizzle(p, window, t, scale, s, options.stream);
       if (p.Nk > 0) launch_swizzle_dkv(p, window, t, scale, s, options.stream);

@@ -98,9 +98,13 @@ struct Place {
     i0 = first;
     ++h;
   }
+  // Of keys, those that visit a tile of queries.
+  __device__ static masks::Tiles<Bc, false> visitors(const Reach& reach, int i0) {
+    return masks::Tiles<Bc, false>(reach.keys_of(i0, min(i0 + Br, reach.Nq) - 1));
+  }
   // How many blocks add to this step's rows before this one: with keys further on.
   __device__ int turn(const Reach& reach) const {
-    const masks::Tiles<Bc, false> tiles(reach.keys_of(i0, min(i0 + Br, reach.Nq) - 1));
+    const masks::Tiles<Bc, false> tiles = visitors(reach, i0);
     const int own = j0 / Bc, behind = tiles.rest1 - 1 - own;
     return own >= tiles.rest0 ? behind : behind - (tiles.rest0 - tiles.head1);
   }
@@ -109,6 +113,22 @@ struct Place {
     return (b * p.Hq + h) * passed.rows + i0;
   }
 };
+
+// Where the first to visit a tile of queries stores: 0 in the sums of tiles that nobody visits. Each
+// is one block's, by their numbers.
+template <int D, int threads, int Br, int Bc>
+__device__ void zeros_if_unseen(Place<Br, Bc> at, const Problem& p, const Reach& reach,
+                                const Passed& passed) {
+  const int blocks = (int(p.Nk) + Bc - 1) / Bc, group = int(p.Hq / p.Hkv), h = at.h;
+  for (at.i0 = at.j0 / Bc * Br; at.i0 < reach.Nq; at.i0 += blocks * Br) {
+    const masks::Tiles<Bc, false> tiles = at.visitors(reach, at.i0);
+    if (tiles.head0 < tiles.head1 || tiles.rest0 < tiles.rest1) continue;
+    for (at.h = h; at.h < h + group; ++at.h) {
+      auto* const sums = reinterpret_cast<float4*>(passed.dQ + at.row(p, passed) * D);
+      for (int e = threadIdx.x; e < Br * D / 4; e += threads) sums[e] = make_float4(0, 0, 0, 0);
+    }
+  }
+}
 
 // All 64 keys from j on are seen by these rows: the last one is met last, and of those that do not
 // stay the first one leaves first.

@@ -2,12 +2,12 @@
 // lists, documents and what TMA cannot bring swizzle.cu takes care.
 //
 // A block owns 128 keys; the queries that see some of them are a range without a gap (reach.hpp),
-// and that range is its walk. Roles, barriers and steps are those of backward/hopper.cu. Blocks add
-// to dQ in turns, those with the last keys first: the same bits from run to run. Whose turn it is,
-// the tiles of keys say that a tile of queries visits.
+// and that range is its walk. Roles, barriers and steps are those of backward/hopper.cu. If asked,
+// blocks add to dQ in turns, those with the last keys first: the same bits from run to run. Whose
+// turn it is, the tiles of keys say that a tile of queries visits; the first one stores.
 //
 //   load, push, compute   as hopper's, but that they walk (hopper.cuh)
-//   launch                zeros where sums begin, the kernel, dQ rounded
+//   launch                D and what else a row has, the kernel, dQ rounded
 #include <cfloat>
 
 #include "06_optimized/backward.hpp"
@@ -25,11 +25,11 @@ namespace {
 using namespace optimized;
 
 // A block of threads has Bc keys, 64 a group; a tile has Br queries: backward/hopper.cu tells why.
-template <int D_>
+template <int D_, bool in_order_>
 struct Sizes {
   static constexpr int D = D_, groups = 2, Bc = 64 * groups, Br = D == 64 ? 128 : 64;
   static constexpr int stages = 2, threads = 128 * (groups + 1);
-  static constexpr bool adds_dQ = D == 64, late_dV = D == 64;
+  static constexpr bool adds_dQ = D == 64, late_dV = D == 64, in_order = in_order_;
 };
 constexpr int square = 64 * 64;  // numbers of 64 rows in a box, which has 64 columns
 
@@ -79,19 +79,23 @@ __device__ void push(Shared<Tiles, T>& shared, const Problem& p, const Passed& p
 #pragma unroll 1
   for (int n = 0; n < at.steps; ++n, at.next()) {
     const std::int64_t first = at.row(p, passed) * Tiles::D + group * square;
-    int* const turn = passed.turn + first / square;
-    const int n_before = at.turn(shared.reach);
+    int* const turn = Tiles::in_order ? passed.turn + first / square : nullptr;
+    const int n_before = Tiles::in_order ? at.turn(shared.reach) : 0;
     if (Tiles::adds_dQ) wait_turn(turn, n_before);
     arrive(dQ_free + group, with_pusher);  // the first time at once: nothing is in it yet
     sync(dQ_full + group, with_pusher);
     if (elected()) {
       if (!Tiles::adds_dQ) {
-        wait_turn(turn, n_before);
-        bulk_add(passed.dQ + first, shared.dQ[group], int(sizeof shared.dQ[0]));
+        if (Tiles::in_order) wait_turn(turn, n_before);
+        float* const sums = passed.dQ + first;
+        if (Tiles::in_order && n_before == 0)
+          bulk_store(sums, shared.dQ[group], int(sizeof shared.dQ[0]));
+        else
+          bulk_add(sums, shared.dQ[group], int(sizeof shared.dQ[0]));
         tma_commit();
-        tma_wait();
+        Tiles::in_order ? tma_wait() : tma_wait_read();
       }
-      pass_turn(turn);
+      if (Tiles::in_order) pass_turn(turn);
     }
     __syncwarp();
   }
@@ -144,17 +148,24 @@ __device__ void compute(Shared<Tiles, T>& shared, const Maps& maps, const Proble
                         shared.K + (D == 64 ? 0 : half));
     wgmma_commit();
   };
-  // dQ, whose tile begins at this row, into global memory
-  const auto add_up = [&](const float(&dQ)[32], std::int64_t first_row) {
-    sync(dQ_free + group, with_pusher);
+  // dQ, whose tile begins at this row, into global memory; in order, the first one stores
+  const auto add_up = [&](const float(&dQ)[32], std::int64_t first_row, bool is_first) {
     if constexpr (Tiles::adds_dQ) {
       float* sum = passed.dQ + first_row * D + group * square + thread * 4;
+      if (Tiles::in_order) sync(dQ_free + group, with_pusher);
 #pragma unroll
-      for (int i = 0; i < 32; i += 4) add(sum + i / 4 * 512, dQ + i);
-    } else {
-      put_dQ(shared.dQ[group], dQ, thread);
-      fence_async();
+      for (int i = 0; i < 32; i += 4)
+        if (Tiles::in_order && is_first)
+          *reinterpret_cast<float4*>(sum + i / 4 * 512) =
+              make_float4(dQ[i], dQ[i + 1], dQ[i + 2], dQ[i + 3]);
+        else
+          add(sum + i / 4 * 512, dQ + i);
+      if (Tiles::in_order) arrive(dQ_full + group, with_pusher);
+      return;
     }
+    sync(dQ_free + group, with_pusher);
+    put_dQ(shared.dQ[group], dQ, thread);
+    fence_async();
     arrive(dQ_full + group, with_pusher);
   };
 
@@ -174,6 +185,7 @@ __device__ void compute(Shared<Tiles, T>& shared, const Maps& maps, const Proble
   issue_pairs(S, K, shared.Q[0]);
   int buffer = 0, before = 2;
   std::int64_t row_before = 0;  // where the rows of the step before begin
+  bool first_before = false;    // did nobody add to them before?
 #pragma unroll 1
   for (int n = 0; n < at.steps; ++n, at.next()) {
     static_assert(Tiles::stages == 2);  // the other buffer is now ^ 1
@@ -209,8 +221,9 @@ __device__ void compute(Shared<Tiles, T>& shared, const Maps& maps, const Proble
     wgmma_wait<1>(dQ);  // and dV
     __syncwarp();
     if (leader) arrive(&shared.dO_free[now]);
-    if (n > 0) add_up(dQ, row_before);
+    if (n > 0) add_up(dQ, row_before, first_before);
     row_before = at.row(p, passed);
+    if (Tiles::in_order && Tiles::adds_dQ) first_before = at.turn(shared.reach) == 0;
 
     // S of the next step; after the last one of what lies there, and nobody looks at it.
     q.next();
@@ -223,7 +236,7 @@ __device__ void compute(Shared<Tiles, T>& shared, const Maps& maps, const Proble
     sync(ready(group ^ 1, at.steps - 1), both);
     issue_dQ(dQ, before);
     wgmma_wait<0>(dQ);
-    add_up(dQ, row_before);
+    add_up(dQ, row_before, first_before);
   }
   settle(dK);
   settle(dV);
@@ -241,8 +254,7 @@ __global__ void __launch_bounds__(Tiles::threads, 1)
                   const __grid_constant__ Pattern pattern, const __grid_constant__ Passed passed,
                   float scale, int section) {
   auto& shared = FA_DYNAMIC_SHARED(Shared<Tiles, T>);
-  constexpr bool last_first = true;
-  const InSections<Tiles::Bc> keys(p, section, last_first);
+  const InSections<Tiles::Bc> keys(p, section, Tiles::in_order);
   if (threadIdx.x == 0) {
     init(shared.Q_full, shared.Q_free, 4 * Tiles::groups);
     init(shared.dO_full, shared.dO_free, 4 * Tiles::groups);
@@ -254,11 +266,12 @@ __global__ void __launch_bounds__(Tiles::threads, 1)
   if (n == 0) shared.reach = reach;
   if (n < Tiles::Bc) shared.seen[n] = reach.rows_meeting(key, key);
   if (n < Tiles::groups) shared.all[n] = all_meeting(reach, at.j0 + 64 * n);
+  if (Tiles::in_order) zeros_if_unseen<Tiles::D, Tiles::threads>(at, p, reach, passed);
   __syncthreads();
   if (uniform(threadIdx.x / 128) == 0) {
     give_registers<24>();
     const int warp = uniform(threadIdx.x / 32);
-    if (warp < Tiles::groups)
+    if (warp < Tiles::groups && (Tiles::in_order || !Tiles::adds_dQ))
       push(shared, p, passed, at, warp);
     else if (warp == Tiles::groups && elected())
       load(shared, maps, p, passed, at);
@@ -281,11 +294,12 @@ void launch(const Problem& p, const Pattern& pattern, const Backward<T>& t, floa
   static_assert(shared_bytes <= most_shared);
   allow_shared_memory(kernel, shared_bytes);
   const std::int64_t blocks = p.B * p.Hkv * ((p.Nk + Tiles::Bc - 1) / Tiles::Bc);
-  // It leaves 0 in the sums of rows that see no key. Of a window nobody knows which: 0 for all.
-  Problem unseen = p;
-  unseen.Nk = 0;
-  unseen.key_lengths = nullptr;
-  launch_before(unseen, t, passed, stream);
+  // It leaves 0 in the sums of rows that nobody stores: without turns of all. In turns it would ask
+  // the problem's own mask, and the kernel knows better.
+  Problem all_seen = p;
+  all_seen.causal = Causal::none;
+  all_seen.key_lengths = nullptr;
+  launch_before(all_seen, t, passed, stream);
   FA_LAUNCH(kernel, dim3(unsigned(blocks)), dim3(Tiles::threads), shared_bytes, stream, maps, p,
             pattern, passed, scale, section);
   launch_after(p, t, scale, passed, stream);
@@ -310,8 +324,11 @@ std::string not_for_hopper(const Problem& p, const Pattern& pattern, const Backw
 template <class T>
 void launch_hopper(const Problem& p, const Pattern& pattern, const Backward<T>& t, float scale,
                    const Passed& passed, cudaStream_t stream) {
-  if (p.d <= 64) return launch<Sizes<64>>(p, pattern, t, scale, passed, stream);
-  launch<Sizes<128>>(p, pattern, t, scale, passed, stream);
+  const auto run = [&](auto sizes) {
+    launch<decltype(sizes)>(p, pattern, t, scale, passed, stream);
+  };
+  if (p.d <= 64) return passed.turn ? run(Sizes<64, true>()) : run(Sizes<64, false>());
+  passed.turn ? run(Sizes<128, true>()) : run(Sizes<128, false>());
 }
 
 #define FA_FOR(T)                                                                          \

@@ -78,6 +78,7 @@ struct Options {
   cudaStream_t stream = nullptr;
   Scratch scratch = {};  // scratch_bytes() of device memory, aligned to 16; the backward's
   Kernel kernel = Kernel::best;
+  bool deterministic = false;  // hopper's backward, too, has the same bits in every run
 };
 
 // O = softmax(scale Q K^T + mask) V. T is float (kernel `tiled`, d <= 128), or __half or
@@ -98,7 +99,8 @@ void forward(const Problem& p, const Pattern& pattern, const Forward<T>& t,
              const Options& options = {});
 
 // dQ, dK, dV and, if not null, dsinks [Hq] from what the forward returned, O and LSE. Any finite
-// scale. No atomics: the same bits from run to run.
+// scale. The same bits from run to run, with hopper if asked: it adds to dQ in turns then. (dK, dV
+// and dsinks have them always.)
 template <class T>
 void backward(const Problem& p, const Pattern& pattern, const Backward<T>& t,
               float* dsinks = nullptr, const Options& options = {});

@@ -1,6 +1,7 @@
 // Masks as C functions, for masks_bench.py; part of libstage06_peer.so.
 #include "06_optimized/beyond/masks/check/peer.hpp"
 
+#include <algorithm>
 #include <cstdint>
 #include <stdexcept>
 #include <string>
@@ -51,7 +52,8 @@ masks::Pattern pattern_of(const fa_masks_call& c) {
 masks::Options options_of(const fa_masks_call& c) {
   return {static_cast<cudaStream_t>(c.stream),
           {c.scratch, std::size_t(c.scratch_bytes)},
-          static_cast<masks::Kernel>(c.kernel)};
+          static_cast<masks::Kernel>(std::min(c.kernel, std::int64_t(2))),
+          c.kernel == 3};
 }
 
 // f(T()) with the tensors' own type.
