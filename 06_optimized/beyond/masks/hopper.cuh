@@ -114,8 +114,8 @@ struct Place {
   }
 };
 
-// Where the first to visit a tile of queries stores: 0 in the sums of tiles that nobody visits. Each
-// is one block's, by their numbers.
+// Where the first to visit a tile of queries stores: 0 in the sums of tiles that nobody visits,
+// each by one block.
 template <int D, int threads, int Br, int Bc>
 __device__ void zeros_if_unseen(Place<Br, Bc> at, const Problem& p, const Reach& reach,
                                 const Passed& passed) {
