@@ -66,7 +66,9 @@ void check_capability(const Problem& p) {
   }
 }
 
-void check_order(Order order) {
+void check_order(Order order, Kernel kernel) {
+  require(kernel >= Kernel::best && kernel <= Kernel::hopper, who,
+          ": kernel has the unknown value ", static_cast<int>(kernel));
   require(order >= Order::automatic && order <= Order::given, who, ": order has the unknown value ",
           static_cast<int>(order));
 }
@@ -97,15 +99,14 @@ struct Pieces {
   }
 };
 
-template <class T>
 struct ForwardScratch : Pieces {
-  std::int32_t* offsets;
-  Side queries;
+  std::int32_t *offsets, *taken;
   List list;
 
-  ForwardScratch(const Problem& p, void* data) : Pieces{static_cast<char*>(data)} {
-    offsets = take<std::int32_t>(2 * (p.B + 1));
-    queries = {false, forward_tile<T>(p.d)};
+  ForwardScratch(const Problem& p, const Side& queries, void* data)
+      : Pieces{static_cast<char*>(data)} {
+    offsets = take<std::int32_t>(2 * (p.B + 1) + 1);
+    taken = offsets + 2 * (p.B + 1);
     list = Pieces::list(p, queries);
   }
 };
@@ -118,7 +119,7 @@ struct BackwardScratch : Pieces {
   Passed passed{};
 
   BackwardScratch(const Problem& p, void* data) : Pieces{static_cast<char*>(data)} {
-    offsets = take<std::int32_t>(2 * (p.B + 1));
+    offsets = take<std::int32_t>(2 * (p.B + 1) + 1);
     queries = {false, dq_tile<T>(p.d)};
     keys = {true, dkv_tile<T>(p.d)};
     of_queries = list(p, queries);
@@ -129,6 +130,21 @@ struct BackwardScratch : Pieces {
   }
 };
 
+// Is this call for hopper?
+template <class T>
+bool takes_hopper(const Problem& p, const Forward<T>& t, Kernel kernel) {
+  if constexpr (is_half<T>) {
+    if (kernel == Kernel::fa2) return false;
+    std::string why_not = not_for_hopper(p, t);
+    if (why_not.empty())
+      why_not = optimized::wrong_capability("hopper", 90, optimized::device_capability());
+    require(kernel != Kernel::hopper || why_not.empty(), who, ": ", why_not);
+    return why_not.empty();
+  } else {
+    return false;
+  }
+}
+
 bool nothing_to_do(const Problem& p) { return p.B == 0 || p.Hq == 0; }
 
 }  // namespace
@@ -136,7 +152,8 @@ bool nothing_to_do(const Problem& p) { return p.B == 0 || p.Hq == 0; }
 template <class T>
 std::size_t scratch_bytes(const Problem& p) {
   check_sizes<T>(p);
-  return nothing_to_do(p) ? 0 : ForwardScratch<T>(p, nullptr).used;
+  const Side queries{false, std::min(forward_tile<T>(p.d), hopper_tile)};
+  return nothing_to_do(p) ? 0 : ForwardScratch(p, queries, nullptr).used;
 }
 
 template <class T>
@@ -150,20 +167,22 @@ void forward(const Problem& p, const Sequences& s, const Forward<T>& t, const Op
   check_sizes<T>(p);
   check_tensors(who, as_one(p), t);
   check_sequences(p, s);
-  check_order(options.order);
+  check_order(options.order, options.kernel);
   check_capability<T>(p);
-  require(!is_half<T> || float(p.softmax_scale()) > 0, who,
-          ": fa2: scale must be > 0 in fp32, got ", p.softmax_scale(),
-          "; the maximum is taken before scaling");
+  require(!is_half<T> || float(p.softmax_scale()) > 0, who, ": scale must be > 0 in fp32, got ",
+          p.softmax_scale(), "; the maximum is taken before scaling");
   check_scratch(who, options.scratch, "scratch_bytes()", scratch_bytes<T>(p), 16);
   if (nothing_to_do(p) || p.Nq == 0) return;
-  const ForwardScratch<T> scratch(p, options.scratch.data);
+  const bool hopper = takes_hopper(p, t, options.kernel);
+  const Side queries{false, hopper ? hopper_tile : forward_tile<T>(p.d)};
+  const ForwardScratch scratch(p, queries, options.scratch.data);
   const float scale = float(p.softmax_scale());
   launch_offsets(p, s, scratch.offsets, options.stream);
-  const Order order = chosen(options.order, p, scratch.queries);
-  launch_list(p, scratch.offsets, scratch.queries, order, scratch.list, options.stream);
+  const Order order = chosen(options.order, p, queries);
+  launch_list(p, scratch.offsets, queries, order, scratch.list, options.stream);
   if constexpr (is_half<T>)
-    launch_fa2(p, t, scratch.list, scale, options.stream);
+    hopper ? launch_hopper(p, t, scratch.list, scratch.taken, scale, options.stream)
+           : launch_fa2(p, t, scratch.list, scale, options.stream);
   else
     launch_tiled(p, t, scratch.list, scale, options.stream);
 }
@@ -173,7 +192,7 @@ void backward(const Problem& p, const Sequences& s, const Backward<T>& t, const 
   check_sizes<T>(p);
   check_tensors(who, as_one(p), t);
   check_sequences(p, s);
-  check_order(options.order);
+  check_order(options.order, options.kernel);
   check_capability<T>(p);
   const bool rows = !nothing_to_do(p) && p.Nq > 0;
   require(!rows || t.LSE, who, ": LSE must not be null; let the forward write it");

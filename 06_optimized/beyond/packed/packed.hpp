@@ -14,6 +14,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <string>
 
 #include "06_optimized/backward.hpp"
 #include "common/core/cuda.hpp"
@@ -42,11 +43,20 @@ enum class Order {
   given,      // as the sequences lie in memory
 };
 
+// The forward's in 16 bits. hopper is for 9.0 alone, d a multiple of 8, tensors whose addresses and
+// strides are multiples of 16 bytes.
+enum class Kernel {
+  best,  // hopper if it can run, else fa2
+  fa2,   // compute capability 8.0 and later
+  hopper
+};
+
 struct Options {
   Order order = Order::automatic;
   cudaStream_t stream = nullptr;
-  Scratch scratch =
-      {};  // scratch_bytes(), backward_scratch_bytes() of device memory, aligned to 16
+  // scratch_bytes(), backward_scratch_bytes() of device memory, aligned to 16
+  Scratch scratch = {};
+  Kernel kernel = Kernel::best;
 };
 
 // Bytes of scratch: the list of tiles, 24 bytes for each; in the backward two of them, and one
@@ -57,8 +67,8 @@ template <class T>
 std::size_t backward_scratch_bytes(const Problem& p);
 
 // O = softmax(scale Q K^T + mask) V in every sequence. T is float (kernel `tiled`, d <= 128), or
-// __half or __nv_bfloat16 (`fa2`: tensor cores, compute capability 8.0 and later, d <= 256,
-// scale > 0, and every score times scale log2 e must be finite in fp32).
+// __half or __nv_bfloat16 (tensor cores, compute capability 8.0 and later, d <= 256, scale > 0, and
+// every score times scale log2 e must be finite in fp32).
 //
 // p.B is the number of sequences, p.Nq that of all queries, p.Nk that of all keys. The tensors have
 // no batch (View::batch is not used): Q is [Hq, Nq, d] by its strides, so that memory [Nq, Hq, d]
@@ -66,7 +76,7 @@ std::size_t backward_scratch_bytes(const Problem& p);
 // itself: bottom_right ends at its own last key. p.key_lengths must be null: the offsets say it.
 //
 // A sequence gets the same bits whatever else is in the batch, in every order and run; in fp16 and
-// bf16 they are those that `fa2` and the backward's `swizzle` give it alone.
+// bf16 they are those that `fa2` or `hopper` and the backward's `swizzle` give it alone.
 //
 // Throw std::invalid_argument, before any write, for arguments outside of this, and fa::CudaError
 // where CUDA fails. They do not see whether scratch or offsets overlap another tensor. They put
@@ -107,7 +117,7 @@ struct List {
   Work* work;  // [Side::most]
 };
 
-// to[0 ... B] and to[B + 1 ... 2 B + 1]: the offsets as they count.
+// to[0 ... B] and to[B + 1 ... 2 B + 1]: the offsets as they count. to[2 B + 2]: 0, for who counts.
 void launch_offsets(const Problem& p, const Sequences& s, std::int32_t* to, cudaStream_t stream);
 // Not Order::automatic. Launched while the kernel before it is at work, where that is possible.
 void launch_list(const Problem& p, const std::int32_t* offsets, const Side& side, Order order,
@@ -134,6 +144,13 @@ void launch_tiled(const Problem& p, const Forward<float>& t, const List& list, f
 template <class T>
 void launch_fa2(const Problem& p, const Forward<T>& t, const List& list, float scale,
                 cudaStream_t stream);
+// With tiles of so many queries. taken: 0, where blocks count the tiles that they have taken.
+inline constexpr int hopper_tile = 128;
+template <class T>
+std::string not_for_hopper(const Problem& p, const Forward<T>& t);
+template <class T>
+void launch_hopper(const Problem& p, const Forward<T>& t, const List& list, int* taken, float scale,
+                   cudaStream_t stream);
 
 // D is [Hq, Nq].
 void launch_delta(const Problem& p, const Backward<float>& t, float* D, cudaStream_t stream);

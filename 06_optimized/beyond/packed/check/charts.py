@@ -14,8 +14,10 @@ from results import Spread
 RECORDED = Path(__file__).resolve().parents[1] / "results/packed.json"
 PAGE = "beyond/packed/README.md"
 LENGTHS = {"equal": "equal", "uniform": "uniform", "tail": "long tail", "one_long": "one long, many short"}
-SHOWN: dict[str, tuple[str, Role]] = {"ours": ("packed", "this"), "padded": ("padded", "previous"),
-                                      "fa2_varlen": ("FlashAttention-2", "peer")}
+SHOWN: dict[str, dict[str, tuple[str, Role]]] = {  # by passes: the best kernels there
+    kind: {f"ours{kernel}": ("packed", "this"), f"padded{kernel}": ("padded", "previous"),
+           "fa2_varlen": ("FlashAttention-2", "peer")} for kind, kernel in (("forward", "_hopper"), ("backward", ""))}
+KERNELS = {"forward": {"fa2": "", "hopper": "_hopper"}, "backward": {"swizzle": ""}}
 OTHERS = {"ours_sequences": "/ by sequence", "ours_tiles": "/ by tile", "ours_given": "/ as given", "padded": "/ padded",
           "fa2_varlen": "/ FlashAttention-2", "flex": "/ FlexAttention"}
 TOKENS, D = 131072, 128  # of the chart
@@ -58,12 +60,13 @@ def by_lengths(rows: Sequence[Row], said: str) -> Chart | None:
         here = of(rows, kind=kind, tokens=TOKENS, d=D)
         bars = []
         for lengths, name in LENGTHS.items():
-            for who, (label, role) in SHOWN.items():
+            for who, (label, role) in SHOWN[kind].items():
                 for row in of(here, lengths=lengths, who=who):
                     bars.append(Bar(f"{name}: {label}", speed(row), f"{speed(row).mid:.0f}", role))
-        even = of(here, lengths="equal", who="padded")
+        even = of(here, lengths="equal", who=next(who for who in SHOWN[kind] if who.startswith("padded")))
+        kernel = list(KERNELS[kind])[-1]
         if bars:
-            panels.append(Bars(f"TFLOP/s, {kind}", bars, "TFLOP/s", "",
+            panels.append(Bars(f"TFLOP/s, {kind}, {kernel}", bars, "TFLOP/s", "",
                                [Bound("equal lengths, not packed", speed(even[0]).mid)] if even else []))
     if not panels:
         return None
@@ -75,19 +78,22 @@ def by_lengths(rows: Sequence[Row], said: str) -> Chart | None:
 def table(rows: Sequence[Row], device: str) -> Table:
     others = {who: label for who, label in OTHERS.items() if of(rows, who=who)}
     lines = []
-    for kind in ("forward", "backward"):
-        for row in sorted(of(rows, kind=kind, who="ours"), key=lambda row: (row["d"], row["tokens"])):
+    for kind, kernel, suffix in ((kind, *one) for kind, kernels in KERNELS.items() for one in kernels.items()):
+        for row in sorted(of(rows, kind=kind, who=f"ours{suffix}"), key=lambda row: (row["d"], row["tokens"])):
             here = of(rows, kind=kind, d=row["d"], tokens=row["tokens"], lengths=row["lengths"])
-            even = of(rows, kind=kind, d=row["d"], tokens=row["tokens"], lengths="equal", who="padded")
+            even = of(rows, kind=kind, d=row["d"], tokens=row["tokens"], lengths="equal", who=f"padded{suffix}")
 
-            def beside(who: str, row: Row = row, here: Sequence[Row] = here) -> str:
-                found = of(here, who=who)
+            def beside(who: str, row: Row = row, here: Sequence[Row] = here, suffix: str = suffix) -> str:
+                if suffix and who.startswith("ours"):
+                    return "–"  # another kernel's
+                found = of(here, who=who + (suffix if who == "padded" else ""))
                 return f"{ratio(row, found[0]):.2f}" if found else "–"
 
             share = f"{100 * speed(row).mid / speed(even[0]).mid:.0f} %" if even else "–"
-            lines.append([f"{kind}, {row['d']}", f"{row['tokens']:,}", LENGTHS[row["lengths"]], str(row["sequences"]),
-                          f"{row['longest']:,}", f"{speed(row).mid:.0f}", share, *map(beside, others)])
-    return Table("packed", ["pass, d", "tokens", "lengths", "sequences", "longest", "TFLOP/s", "of equal ones",
+            lines.append([f"{kind}, {kernel}, {row['d']}", f"{row['tokens']:,}", LENGTHS[row["lengths"]],
+                          str(row["sequences"]), f"{row['longest']:,}", f"{speed(row).mid:.0f}", share,
+                          *map(beside, others)])
+    return Table("packed", ["pass, kernel, d", "tokens", "lengths", "sequences", "longest", "TFLOP/s", "of equal ones",
                             *others.values()], lines, PAGE,
                  f"Medians on {device}. *Of equal ones*: of the speed of the kernels that the walk comes from, with a batch of "
                  "equal lengths. From there on: multiples of speed.")

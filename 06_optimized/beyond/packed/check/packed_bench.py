@@ -6,8 +6,9 @@
 Needs PyTorch and a GPU. bf16, causal, 16 heads of d = 128 and 64; 16,384 and 131,072 tokens, forward and backward. Four
 distributions of lengths share the same number of tokens: all equal; uniform from 1 to twice the mean; a long tail
 (log-normal); one sequence of half the tokens and many of 128. Ours runs with the order of tiles that it chooses and, in
-the forward, with each of the three. Beside it: the batch padded to its longest sequence by this course's `fa2` and
-`swizzle` with key lengths, where it fits into memory and time (to pack and to pad is not counted); FlashAttention-2 for
+the forward, with `hopper`, and with `fa2` in each of the three orders. Beside it: the batch padded to its longest sequence
+by this course's `fa2`, `hopper` and `swizzle` with key lengths, where it fits into memory and time (to pack and to pad is
+not counted); FlashAttention-2 for
 variable lengths, as PyTorch has it; and at one setting FlexAttention with a mask of documents (--flex 0 leaves it out).
 
 All contenders of a setting get the same numbers, and are timed once a round, in an order drawn anew, so that ratios can
@@ -42,6 +43,7 @@ ROOT = Path(__file__).resolve().parents[4]
 H = 16
 DISTRIBUTIONS = ("equal", "uniform", "tail", "one_long")
 ORDERS = {"ours": 0, "ours_sequences": 1, "ours_tiles": 2, "ours_given": 3}
+FA2, HOPPER = 1, 2  # packed::Kernel
 SHORT = 128     # tokens of those beside the one long sequence
 SAMPLES = 4     # tokens that are compared
 MOST_MS = 400   # a contender that must take longer is left out
@@ -53,7 +55,7 @@ class Call(ctypes.Structure):
     """struct fa_packed_call of peer.cpp."""
 
     _fields_ = ([(name, ctypes.c_int64) for name in ("B", "Hq", "Hkv", "Nq", "Nk", "d", "causal", "order", "dtype",
-                                                      "scratch_bytes")]
+                                                      "kernel", "scratch_bytes")]
                 + [(name, ctypes.c_void_p) for name in ("Q", "K", "V", "O", "LSE", "dO", "dQ", "dK", "dV", "queries",
                                                          "keys", "lengths", "scratch", "stream")])
 
@@ -181,12 +183,12 @@ class Library:
         except (OSError, AttributeError) as error:
             sys.exit(f"packed_bench.py: {path}: {error}")
 
-    def call(self, t: Tensors, order: int) -> tuple[Call, torch.Tensor]:
+    def call(self, t: Tensors, order: int, kernel: int = FA2) -> tuple[Call, torch.Tensor]:
         """Of both passes, and the scratch, which must live as long."""
         s = t.setting
         call = Call(B=len(t.lengths), Hq=H, Hkv=H, Nq=s.tokens, Nk=s.tokens, d=s.d, causal=2, order=order, dtype=2,
-                    Q=t.Q.data_ptr(), K=t.K.data_ptr(), V=t.V.data_ptr(), O=t.O.data_ptr(), LSE=t.LSE.data_ptr(),
-                    dO=t.dO.data_ptr(), dQ=t.dQ.data_ptr(), dK=t.dK.data_ptr(), dV=t.dV.data_ptr(),
+                    kernel=kernel, Q=t.Q.data_ptr(), K=t.K.data_ptr(), V=t.V.data_ptr(), O=t.O.data_ptr(),
+                    LSE=t.LSE.data_ptr(), dO=t.dO.data_ptr(), dQ=t.dQ.data_ptr(), dK=t.dK.data_ptr(), dV=t.dV.data_ptr(),
                     queries=t.offsets.data_ptr(), keys=t.offsets.data_ptr())
         sizes = ctypes.c_int64(), ctypes.c_int64()
         complain(self.c.fa_packed_plan(ctypes.byref(call), ctypes.byref(sizes[0]), ctypes.byref(sizes[1])))
@@ -201,8 +203,8 @@ class Library:
         complain(self.c.fa_packed_forward(ctypes.byref(call)))
         torch.cuda.synchronize()
 
-    def contender(self, t: Tensors, name: str, order: int) -> Contender:
-        call, scratch = self.call(t, order)
+    def contender(self, t: Tensors, name: str, order: int, kernel: int = FA2) -> Contender:
+        call, scratch = self.call(t, order, kernel)
         forward = t.setting.kind == "forward"
         function = self.c.fa_packed_forward if forward else self.c.fa_packed_backward
         results = (t.O,) if forward else (t.dQ, t.dK, t.dV)
@@ -212,7 +214,7 @@ class Library:
             complain(function(ctypes.byref(call)))
         return Contender(name, launch, t.packed_results(*results), fill_nan(*results))
 
-    def padded(self, t: Tensors) -> Contender:
+    def padded(self, t: Tensors, name: str = "padded", kernel: int = FA2) -> Contender:
         s, B, N = t.setting, len(t.lengths), max(t.lengths)
         forward = s.kind == "forward"
         free, _ = torch.cuda.mem_get_info()
@@ -233,11 +235,14 @@ class Library:
         O = torch.full_like(Q, math.nan)
         LSE = torch.full((B, H, N), math.nan, device="cuda", dtype=torch.float32)
         lengths = torch.tensor(t.lengths, device="cuda", dtype=torch.int64)
-        call = Call(B=B, Hq=H, Hkv=H, Nq=N, Nk=N, d=s.d, causal=1, dtype=2, Q=Q.data_ptr(), K=K.data_ptr(),
+        call = Call(B=B, Hq=H, Hkv=H, Nq=N, Nk=N, d=s.d, causal=1, dtype=2, kernel=kernel, Q=Q.data_ptr(), K=K.data_ptr(),
                     V=V.data_ptr(), O=O.data_ptr(), LSE=LSE.data_ptr(), lengths=lengths.data_ptr())
         kept: list[torch.Tensor] = [Q, K, V, O, LSE, lengths]
         if forward:
             results: tuple[torch.Tensor, ...] = (O,)
+            counter = torch.empty(256, device="cuda", dtype=torch.uint8)  # hopper counts tiles
+            call.scratch, call.scratch_bytes = counter.data_ptr(), counter.numel()
+            kept.append(counter)
             function = self.c.fa_padded_forward
         else:
             call.stream = torch.cuda.current_stream().cuda_stream
@@ -255,7 +260,7 @@ class Library:
         def launch(_alive: object = kept) -> None:
             call.stream = torch.cuda.current_stream().cuda_stream
             complain(function(ctypes.byref(call)))
-        return Contender("padded", launch, lambda b, i, h: [X[b * N + i, h] for X in results], fill_nan(*results),
+        return Contender(name, launch, lambda b, i, h: [X[b * N + i, h] for X in results], fill_nan(*results),
                          {"padded_to": N})
 
 
@@ -348,6 +353,9 @@ def contenders(library: Library, t: Tensors, with_flex: bool) -> Iterator[tuple[
         if order and t.setting.kind == "backward":
             continue  # each order once more would take too long
         yield name, lambda name=name, order=order: library.contender(t, name, order)  # type: ignore[misc]
+    if t.setting.kind == "forward":
+        yield "ours_hopper", lambda: library.contender(t, "ours_hopper", 0, HOPPER)
+        yield "padded_hopper", lambda: library.padded(t, "padded_hopper", HOPPER)
     yield "padded", lambda: library.padded(t)
     yield "fa2_varlen", lambda: varlen(t)
     if with_flex:

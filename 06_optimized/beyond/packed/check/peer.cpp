@@ -1,5 +1,6 @@
 // Packed sequences as C functions, for packed_bench.py; part of libstage06_peer.so. And the batch
-// of padded sequences that they stand for, by `fa2` and the backward's `swizzle` with key lengths.
+// of padded sequences that they stand for, by `fa2` or `hopper` and the backward's `swizzle`, with
+// key lengths.
 #include <cstdint>
 #include <stdexcept>
 #include <string>
@@ -13,7 +14,8 @@
 // [B, Hq, N]. causal as in fa::Causal, order as in packed::Order.
 extern "C" struct fa_packed_call {
   std::int64_t B, Hq, Hkv, Nq, Nk, d, causal, order;
-  std::int64_t dtype;  // 0 fp32, 1 fp16, 2 bf16
+  std::int64_t dtype;   // 0 fp32, 1 fp16, 2 bf16
+  std::int64_t kernel;  // the forward's: 1 fa2, 2 hopper
   std::int64_t scratch_bytes;
   void *Q, *K, *V, *O, *LSE, *dO, *dQ, *dK, *dV;
   void *queries, *keys, *lengths;  // offsets, int32 [B + 1]; if padded, int64 [B]
@@ -37,7 +39,8 @@ packed::Sequences sequences_of(const fa_packed_call& c) {
 packed::Options options_of(const fa_packed_call& c) {
   return {static_cast<packed::Order>(c.order),
           static_cast<cudaStream_t>(c.stream),
-          {c.scratch, std::size_t(c.scratch_bytes)}};
+          {c.scratch, std::size_t(c.scratch_bytes)},
+          static_cast<packed::Kernel>(c.kernel)};
 }
 
 template <class T>
@@ -110,8 +113,11 @@ extern "C" const char* fa_padded_plan(const fa_packed_call* call, std::int64_t* 
 extern "C" const char* fa_padded_forward(const fa_packed_call* call) {
   return bench::as_c([&] {
     with_half(*call, [&]<class T>(T) {
+      const auto kernel = call->kernel == 2 ? optimized::Kernel::hopper : optimized::Kernel::fa2;
       optimized::forward(problem_of(*call), forward_of<T>(*call),
-                         {optimized::Kernel::fa2, static_cast<cudaStream_t>(call->stream), {}});
+                         {kernel,
+                          static_cast<cudaStream_t>(call->stream),
+                          {call->scratch, std::size_t(call->scratch_bytes)}});
     });
   });
 }

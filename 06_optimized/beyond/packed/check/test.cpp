@@ -65,6 +65,7 @@ struct Batch {
   Layout layout = {};
   std::uint64_t seed = 1;
   std::optional<double> scale = {};
+  walk::Kernel kernel = walk::Kernel::best;  // the forward's
 
   Int B() const { return Int(queries.size()) - 1; }
   // As the oracle sees it: one sequence, in which a token sees some of its own.
@@ -91,7 +92,8 @@ struct Batch {
     return s;
   }
   std::string name() const {
-    std::string text = spec().name() + " offsets";
+    std::string text =
+        spec().name() + " kernel " + std::to_string(static_cast<int>(kernel)) + " offsets";
     for (const Offsets* all : {&queries, &keys}) {
       for (std::int32_t n : *all) text += " " + std::to_string(n);
       text += ";";
@@ -126,6 +128,7 @@ std::string call_walk(const Call& call, const Batch& batch, std::size_t bytes, O
   p.causal = batch.causal;
   Options options;
   options.order = order;
+  options.kernel = batch.kernel;
   options.scratch = {scratch.as<void>(), bytes};
   f(p, walk::Sequences{copy.at(q.data()), copy.at(k.data())},
     as_device<Device<T>>(on_device(copy, call.t)), options);
@@ -167,10 +170,21 @@ std::string verdict_of(const Batch& batch, Order order = Order::automatic) {
   text += run(b, batch, order);
   return text + b.verdict();
 }
+// f(batch) by the best kernel and by fa2, where they may differ; on the CPU by one of both in turn.
+template <class T, class F>
+void by_both(Batch batch, const F& f) {
+  static int calls = 0;
+  const bool one = sized(0, 1) == 1, second = ++calls % 2 == 1;
+  if (sizeof(T) == 4 || !one || !second) f(batch);
+  batch.kernel = walk::Kernel::fa2;
+  if (sizeof(T) == 2 && (!one || second)) f(batch);
+}
 void all_right(const std::vector<Batch>& batches) {
   each_type([&]<class T>(T) {
-    for (const Batch& batch : batches)
-      EXPECT_EQ(verdict_of<T>(batch), "") << batch.name() << ", " << sizeof(T) << " bytes";
+    for (const Batch& any : batches)
+      by_both<T>(any, [](const Batch& batch) {
+        EXPECT_EQ(verdict_of<T>(batch), "") << batch.name() << ", " << sizeof(T) << " bytes";
+      });
   });
 }
 
@@ -224,12 +238,15 @@ class packed : public GpuTest {};  // the tests' name is the walk's
 
 // Small, and several of everything: sequences, tiles of each, heads of a group.
 TEST_F(packed, Tiles) {
-  const Batch batch = same({20, 3, 37}, Causal::bottom_right, 2, 1, 8);
-  each_type([&]<class T>(T) {
-    ForwardCase<T> c(batch.spec(), true);
-    EXPECT_EQ(run(c, batch), "");
-    EXPECT_EQ(c.verdict(), "") << batch.name() << ", " << sizeof(T) << " bytes";
-  });
+  Batch batch = same({20, 3, 37}, Causal::bottom_right, 2, 1, 8);
+  for (walk::Kernel kernel : {walk::Kernel::fa2, walk::Kernel::best}) {
+    batch.kernel = kernel;
+    each_type([&]<class T>(T) {
+      ForwardCase<T> c(batch.spec(), true);
+      EXPECT_EQ(run(c, batch), "");
+      EXPECT_EQ(c.verdict(), "") << batch.name() << ", " << sizeof(T) << " bytes";
+    });
+  }
 }
 
 TEST_F(packed, Gradients) { all_right({same({20, 3, 37}, Causal::bottom_right, 2, 1, 8)}); }
@@ -258,6 +275,37 @@ TEST_F(packed, Groups) {
 TEST_F(packed, LongSequences) {
   all_right({two({5, 140, 3}, {9, 150, 70}, Causal::bottom_right, 1, 1, 40)});
 }
+
+#ifndef FA_WITHOUT_HALF
+// Several tiles of everything, of every width; a sequence that ends in the middle of a warp's rows
+// is followed by another, whose keys are NaN. And what it does not take it says.
+TEST_F(packed, HopperByName) {
+  if (optimized::device_capability() != 90) GTEST_SKIP() << "hopper is for 9.0 alone";
+  for (Int d : {64, 96, 128, 256})
+    for (Causal causal : {Causal::none, Causal::top_left, Causal::bottom_right}) {
+      Batch batch = two({150, 0, 37, 200, 5}, {310, 20, 0, 140, 9}, causal, 2, 1, d);
+      batch.kernel = walk::Kernel::hopper;
+      ForwardCase<bf16> c(batch.spec(), true);
+      EXPECT_EQ(run(c, batch), "");
+      EXPECT_EQ(c.verdict(), "") << batch.name();
+    }
+  Batch pair = same({70, 90}, Causal::none, 1, 1, 64);
+  pair.kernel = walk::Kernel::hopper;
+  ForwardCase<bf16> before(pair.spec(), true), after(pair.spec(), true);
+  EXPECT_EQ(run(before, pair), "");
+  for (Buffer<bf16>* x : {&after.Q, &after.K, &after.V})
+    for (Int i = 70; i < 160; ++i)
+      for (Int e = 0; e < 64; ++e) x->at(0, 0, i, e) = bf16(std::nanf(""));
+  EXPECT_EQ(run(after, pair), "");
+  EXPECT_TRUE(same_rows(before.O, 0, after.O, 0, 70)) << "NaN came from the next sequence";
+  for (auto [d, words] : {std::pair{20, "d a multiple of 8"}, {13, "packed: hopper wants"}}) {
+    Batch odd = same({5, 9}, Causal::none, 1, 1, d);
+    odd.kernel = walk::Kernel::hopper;
+    ForwardCase<bf16> c(odd.spec(), true);
+    expect_words(refusal([&] { run(c, odd); }), {words});
+  }
+}
+#endif
 
 TEST_F(packed, Layouts) {
   std::vector<Batch> batches(5, same({11, 25, 4}, Causal::bottom_right, 2, 1, 16));
@@ -360,7 +408,7 @@ struct Listed {
 };
 Listed list_of(const Batch& batch, const walk::Side& side, Order order) {
   const Problem p = problem_of(batch);
-  Offsets q = batch.queries, k = batch.keys, clean(2 * q.size(), -1);
+  Offsets q = batch.queries, k = batch.keys, clean(2 * q.size() + 1, -1);
   std::vector<int> count(1, -1);
   std::vector<walk::Work> work(std::size_t(side.most(p)), walk::Work{{-1, -1, -1, -1}, -1, -1});
   std::vector<Storage> all;
@@ -395,6 +443,7 @@ void expect_list(const Batch& batch, const walk::Side& side, Order order) {
   const Offsets &q = batch.queries, &k = batch.keys;
   Offsets both = q;
   both.insert(both.end(), k.begin(), k.end());
+  both.push_back(0);  // for who counts
   EXPECT_EQ(clean, both);
   // Each tile once, with what its block must know.
   std::vector<std::pair<int, int>> want, got;
@@ -471,12 +520,14 @@ Buffer<T> part_of(const Buffer<T>& x, Int first, Int n) {
 
 // What the kernel that the walk comes from makes of one problem.
 template <class T>
-void plain(const Problem& p, const Forward<T>& t) {
+void plain(const Problem& p, const Forward<T>& t, walk::Kernel kernel) {
   const float scale = float(p.softmax_scale());
   if constexpr (std::is_same_v<T, float>)
     cuda_forward::launch_tiled(p, t, scale, nullptr);
-  else
+  else if (kernel == walk::Kernel::fa2)
     optimized::launch_fa2(p, as_device<Device<T>>(t), scale, nullptr);
+  else
+    optimized::launch_hopper(p, as_device<Device<T>>(t), scale, nullptr, nullptr, false);
 }
 template <class T>
 void plain(const Problem& p, const Backward<T>& t) {
@@ -517,7 +568,8 @@ void expect_one_by_one(const Batch& batch) {
     ForwardCase<T> one(s, true);
     one.Q = part_of(f.Q, q0, Nq);
     one.K = part_of(f.K, k0, Nk), one.V = part_of(f.V, k0, Nk);
-    on_gpu_forward<T>([](const Problem& p, const Forward<T>& t) { plain(p, t); })(one.call());
+    on_gpu_forward<T>([&](const Problem& p, const Forward<T>& t) { plain(p, t, batch.kernel); })(
+        one.call());
     EXPECT_TRUE(as_plain<T>(one.O, 0, f.O, q0, Nq)) << name;
     BackwardCase<T> back(s);
     back.Q = part_of(g.Q, q0, Nq), back.O = part_of(g.O, q0, Nq), back.dO = part_of(g.dO, q0, Nq);
@@ -539,16 +591,23 @@ void expect_one_by_one(const Batch& batch) {
 }
 
 TEST_F(packed, PackedIsOneByOne) {
-  each_type([]<class T>(T) {
-    expect_one_by_one<T>(two({30, 1, 150}, {30, 40, 131}, Causal::bottom_right, 2, 1, 24));
-    expect_one_by_one<T>(same({70, 9}, Causal::none, 1, 1, 72));
-  });
+  std::vector<walk::Kernel> kernels = {walk::Kernel::fa2};
+  if (optimized::device_capability() == 90) kernels.push_back(walk::Kernel::hopper);
+  for (const walk::Kernel kernel : kernels)
+    each_type([&]<class T>(T) {
+      Batch many = two({30, 1, 150}, {30, 40, 131}, Causal::bottom_right, 2, 1, 24);
+      Batch few = same({70, 9}, Causal::none, 1, 1, 72);
+      many.kernel = few.kernel = kernel;
+      expect_one_by_one<T>(many);
+      expect_one_by_one<T>(few);
+    });
 }
 
 TEST_F(packed, EqualLengthsAreTheBatch) {
   each_type([]<class T>(T) {
     const Int B = 3, N = 35;
-    const Batch batch = same({35, 35, 35}, Causal::top_left, 2, 1, 16);
+    Batch batch = same({35, 35, 35}, Causal::top_left, 2, 1, 16);
+    batch.kernel = walk::Kernel::fa2;
     ForwardCase<T> f(batch.spec(), true);
     ASSERT_EQ(run(f, batch), "");
     Spec s = batch.spec();
@@ -558,7 +617,8 @@ TEST_F(packed, EqualLengthsAreTheBatch) {
     for (auto [to, from] : {std::pair{&whole.Q, &f.Q}, {&whole.K, &f.K}, {&whole.V, &f.V}})
       to->fill(
           [&, &x = *from](Int b, Int h, Int i, Int e) { return double(x.at(0, h, b * N + i, e)); });
-    on_gpu_forward<T>([](const Problem& p, const Forward<T>& t) { plain(p, t); })(whole.call());
+    on_gpu_forward<T>([&](const Problem& p, const Forward<T>& t) { plain(p, t, batch.kernel); })(
+        whole.call());
     Buffer<T> O(1, 2, B * N, 16);
     O.fill([&](Int, Int h, Int i, Int e) { return double(whole.O.at(i / N, h, i % N, e)); });
     EXPECT_TRUE(as_plain<T>(O, 0, f.O, 0, B * N));
@@ -760,8 +820,8 @@ TEST_F(packed, NothingToDo) {
 TEST_F(packed, ScratchIsCounted) {
   Problem p = problem_of(same({1000, 600, 0}, Causal::none, 4, 2, 64));
   // Offsets of queries and keys; a count; 16 rows a tile: 1600 / 16 + 3 tiles. Multiples of 16.
-  EXPECT_EQ(walk::scratch_bytes<float>(p), 32u + 16u + (100u + 3u) * 24u + 8u);
-  EXPECT_EQ(walk::scratch_bytes<__half>(p), 32u + 16u + (12u + 3u) * 24u + 8u);
+  EXPECT_EQ(walk::scratch_bytes<float>(p), 48u + 16u + (100u + 3u) * 24u + 8u);
+  EXPECT_EQ(walk::scratch_bytes<__half>(p), 48u + 16u + (12u + 3u) * 24u + 8u);
   p.B = 0;
   EXPECT_EQ(walk::scratch_bytes<float>(p), 0u);
 }
@@ -821,6 +881,8 @@ TEST_F(packed, RefusesInWords) {
   expect_words(why([](P, S, T, O o) { o.scratch.bytes = 5; }), {" bytes of scratch, got 5"});
   expect_words(why([](P, S, T, O o) { o.order = Order(7); }),
                {"packed: order has the unknown value 7"});
+  expect_words(why([](P, S, T, O o) { o.kernel = walk::Kernel(7); }),
+               {"packed: kernel has the unknown value 7"});
   const auto why_back = [&](const auto& change) {
     Problem p = problem_of(batch);
     Backward<float> t = back.t;
@@ -841,8 +903,7 @@ TEST_F(packed, TensorCoresWantAPositiveScale) {
   Batch batch = same({5});
   batch.scale = -0.125;
   ForwardCase<bf16> c(batch.spec(), true);
-  expect_words(refusal([&] { run(c, batch); }),
-               {"packed: fa2: scale must be > 0 in fp32, got -0.125"});
+  expect_words(refusal([&] { run(c, batch); }), {"packed: scale must be > 0 in fp32, got -0.125"});
 }
 #endif
 
