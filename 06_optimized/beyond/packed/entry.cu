@@ -74,7 +74,8 @@ void check_order(Order order, Kernel kernel) {
 }
 
 // With few blocks for each SM, how long the last ones run counts more than what the L2 cache saves;
-// not at d <= 64, where a tile takes half as long to compute, and as many keys come with it.
+// not at d <= 64, where a tile takes half as long to compute, and as many keys come with it; nor
+// for hopper, which computes as fast.
 Order chosen(Order order, const Problem& p, const Side& side) {
   if (order != Order::automatic) return order;
   constexpr std::int64_t few = 32;
@@ -178,7 +179,8 @@ void forward(const Problem& p, const Sequences& s, const Forward<T>& t, const Op
   const ForwardScratch scratch(p, queries, options.scratch.data);
   const float scale = float(p.softmax_scale());
   launch_offsets(p, s, scratch.offsets, options.stream);
-  const Order order = chosen(options.order, p, queries);
+  const bool any = options.order == Order::automatic;
+  const Order order = hopper && any ? Order::sequences : chosen(options.order, p, queries);
   launch_list(p, scratch.offsets, queries, order, scratch.list, options.stream);
   if constexpr (is_half<T>)
     hopper ? launch_hopper(p, t, scratch.list, scratch.taken, scale, options.stream)

@@ -32,29 +32,28 @@ constexpr int turn = 1, zeros = 5, carried = 8;
 
 // What a block of threads has to do for one tile of queries: number n / Hq of the list, a head.
 struct Task {
-  int h = -1;                 // head; h < 0: nothing more to do
-  int q0 = 0, k0 = 0;         // where its sequence begins
-  int i0 = 0, rows = 0;       // its rows of Q, in the sequence
-  int length = 0, ahead = 0;  // of the mask: row i sees keys [0, i + ahead), none past the length
-  int blocks = 0;             // of keys that its last row sees, at least one
+  int h = -1;                // head; h < 0: nothing more to do
+  int first = 0, rows = 0;   // its rows of Q, in the tensor
+  int k0 = 0;                // where the sequence's keys begin
+  int length = 0, seen = 0;  // of the mask: row r sees keys [0, r + seen), none past the length
+  int blocks = 0;            // of keys that its last row sees, at least one
 
   __device__ Task(const Problem& p, int Br, int Bc, const List& list, int n) {
     const int Hq = int(p.Hq);
     if (n / Hq >= *list.count) return;
     const Work& work = list.work[n / Hq];
-    const SequenceMask mask(work, p.causal);
+    const int i0 = work.tile * Br;
     h = n % Hq;
-    q0 = work.q0;
-    k0 = work.k0;
-    i0 = work.tile * Br;
+    first = work.q0 + i0;
     rows = min(Br, work.Nq - i0);
+    k0 = work.k0;
     length = work.Nk;
-    ahead = mask.ahead;
+    seen = i0 + SequenceMask(work, p.causal).ahead;
     blocks = max(1, (visible_keys(rows - 1) + Bc - 1) / Bc);
   }
   // What a row of the tile sees; one past the end counts as the last.
   __device__ int visible_keys(int row) const {
-    return max(0, min(i0 + min(row, rows - 1) + ahead, length));
+    return max(0, min(min(row, rows - 1) + seen, length));
   }
 };
 
@@ -66,7 +65,7 @@ struct Shared {
   Barrier Q_full[Tiles::Q_buffers], Q_free[Tiles::Q_buffers];
   Barrier K_full[Tiles::stages], K_free[Tiles::stages], V_full[Tiles::stages],
       V_free[Tiles::stages], O_left;
-  Task task[Tiles::Q_buffers];
+  Task task[Tiles::Q_buffers], next;  // the next one is the loader's own
 };
 
 // ---- the loader ----
@@ -79,9 +78,10 @@ __device__ void load(Shared<Tiles, T>& shared, const ForwardMaps& maps, const Pr
   Ring<Tiles::Q_buffers> q;
   Ring<Tiles::stages> k, v;
   Ring<1> o;
-  for (int n = blockIdx.x;;) {
-    const Task task(p, Br, Bc, list, n);
-    const int hk = int(p.key_head(max(task.h, 0)));
+  shared.next = Task(p, Br, Bc, list, blockIdx.x);
+  for (;;) {
+    const Task task = shared.next;
+    const int hk = int(p.key_head(max(task.h, 0))), last = task.blocks - 1;
     const auto bring_K = [&](int j) {
       wait(&shared.K_free[k.at], k.phase ^ 1);
       bring<Tiles, Bc>(shared.K[k.at], maps.K, t.K, &shared.K_full[k.at], carried, p.Nk, p.d,
@@ -89,7 +89,7 @@ __device__ void load(Shared<Tiles, T>& shared, const ForwardMaps& maps, const Pr
       k.next();
     };
     const auto bring_V = [&](int j) {
-      if (Tiles::O == Through::V && j == task.blocks - 1) {
+      if (Tiles::O == Through::V && j == last) {
         wait(&shared.O_left, o.phase ^ 1);
         o.next();
       }
@@ -99,25 +99,53 @@ __device__ void load(Shared<Tiles, T>& shared, const ForwardMaps& maps, const Pr
       v.next();
     };
     constexpr bool K_first = Tiles::Q_buffers == 1;  // its buffer is free before that of Q
-    if (K_first && task.h >= 0) bring_K(task.blocks - 1);
+    if (K_first && task.h >= 0) bring_K(last);
     wait(&shared.Q_free[q.at], q.phase ^ 1);
     shared.task[q.at] = task;
     if (task.h < 0) break;
     bring<Tiles, Br>(shared.Q[q.at], maps.Q, t.Q, &shared.Q_full[q.at], carried, p.Nq, p.d,
-                     task.q0 + task.i0, task.h, 0);
+                     task.first, task.h, 0);
     q.next();
-    if (!K_first) bring_K(task.blocks - 1);
-    for (int j = task.blocks - 1; j > 0; --j) {
+    if (!K_first) bring_K(last);
+    for (int j = last; j > 0; --j) {
       bring_K(j - 1);
       bring_V(j);
     }
-    n = int(gridDim.x) + atomicAdd(taken, 1);  // as late as can be
+    // As late as can be, and early enough to come out of memory while V's buffer is awaited.
+    shared.next = Task(p, Br, Bc, list, int(gridDim.x) + atomicAdd(taken, 1));
     bring_V(0);
   }
   arrive(&shared.Q_full[q.at]);  // the task that ends it all
 }
 
 // ---- the warpgroups that compute, 64 rows each ----
+
+// The warp's 16 rows of O, from row `first` of the tile on, leave as store_rows() does it. Of a
+// sequence's last ones, behind which others begin, the lanes carry those that are its own.
+template <int Br, int n, class T>
+__device__ void leave(const CUtensorMap& map, const View<T>& to, T* from, const float (&O)[n],
+                      int d, int lane, const Task& task, int first) {
+  put<Br>(from, O, lane);
+  fence_async();
+  __syncwarp();
+  if (const int rows = task.rows - first; rows < 16) {
+#pragma unroll 1
+    for (int k = lane; k < rows * (n / 4); k += 32) {
+      const int r = k / (n / 4), x = k % (n / 4) * 8;
+      if (x < d)
+        *reinterpret_cast<uint4*>(to.at(0, task.h, task.first + first + r) + x) =
+            *reinterpret_cast<const uint4*>(from + x / 64 * 64 * Br +
+                                            swizzled_chunk(r, x % 64 / 8));
+    }
+    fence_async();
+    __syncwarp();
+  } else if (lane == 0) {
+#pragma unroll
+    for (int x = 0; x < 2 * n; x += 64)
+      tma_store(map, from + x * Br, x, task.first + first, task.h, 0);
+    tma_commit();
+  }
+}
 
 template <class Tiles, class T>
 __device__ void compute(Shared<Tiles, T>& shared, const ForwardMaps& maps, const Problem& p,
@@ -222,26 +250,20 @@ __device__ void compute(Shared<Tiles, T>& shared, const ForwardMaps& maps, const
     kv.next();
 
     // O_i = O / l, L_i = scale m + log l
-    finish(O, m, l, scale, t.LSE, task.h * p.Nq + task.q0 + task.i0, row, task.rows);
+    finish(O, m, l, scale, t.LSE, task.h * p.Nq + task.first, row, task.rows);
 
-    // A warp's 16 rows leave by themselves, through shared memory; of a sequence's last ones, behind
-    // which others begin, a thread stores its own.
-    const bool partly = warp_row + 16 > task.rows;
-    const int first_row = task.q0 + task.i0;
-    if (partly) carry_out(t.O, O, p.d, row, task.rows, first_row, task.h, 0);
+    // A warp's 16 rows leave by themselves, through shared memory.
     if constexpr (Tiles::O == Through::V) {
       // The second group's through the last V, when both have read it; the first one's through the
       // V before it, which both have read long ago. Nobody fills them until O has left.
       const int at = group == 0 ? last.at ^ 1 : last.at;
       wait(&shared.V_free[at], group == 0 && last.at == 0 ? last.phase ^ 1 : last.phase);
-      if (!partly)
-        store_rows<64>(maps.O, shared.V[at] + 16 * warp * 64, O, lane, first_row, warp_row, task.h,
-                       0);
+      leave<64>(maps.O, t.O, shared.V[at] + 16 * warp * 64, O, int(p.d), lane, task, warp_row);
       leaving = true;
-    } else if (!partly) {
+    } else {
       if (lane == 0) tma_wait_read();
       __syncwarp();  // what was there has left
-      store_rows<Br>(maps.O, shared.O + warp_row * 64, O, lane, first_row, warp_row, task.h, 0);
+      leave<Br>(maps.O, t.O, shared.O + warp_row * 64, O, int(p.d), lane, task, warp_row);
     }
   }
   if (lane == 0) tma_wait_read();

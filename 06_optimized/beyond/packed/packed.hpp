@@ -37,7 +37,8 @@ struct Sequences {
 
 // In which order blocks take the tiles. In a sequence it is always the tile with most work first.
 enum class Order {
-  automatic,  // few tiles, and d > 64: `tiles`, so that the last ones are short; else `sequences`
+  automatic,  // fa2, swizzle: few tiles, and d > 64: `tiles`, so that the last ones are short;
+              // else `sequences`
   sequences,  // the sequence with the longest tile first; of equal ones the one before
   tiles,      // the longest tile of all sequences first
   given,      // as the sequences lie in memory
