@@ -20,6 +20,7 @@ __global__ void offsets_kernel(Problem p, Sequences s, std::int32_t* to) {
   next_may_start();
   const int lane = threadIdx.x % lanes, n = int(p.B) + 1, stretch = (n + lanes - 1) / lanes;
   const bool keys = threadIdx.x >= lanes;
+  if (threadIdx.x == 0) to[2 * n] = 0;
   const std::int32_t* from = keys ? s.keys : s.queries;
   const int total = int(keys ? p.Nk : p.Nq), end = min((lane + 1) * stretch, n);
   if (keys) to += n;
