@@ -36,6 +36,7 @@ __device__ void hide(float (&P)[n], const int (&hidden)[2], float value = 0) {
 struct SeenFrom {
   int key[2], all;
 
+  template <class Mask>
   __device__ SeenFrom(const Mask& mask, int j, int warp, int lane) {
     const int row = 16 * warp + lane / 4;
     key[0] = int(mask.first_row(j + row));

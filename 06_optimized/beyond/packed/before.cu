@@ -10,7 +10,8 @@ constexpr int threads = 256;
 
 // D_i = sum_x dO_ix O_ix;  LSE2_i = log2(e) LSE_i, so that P_ij = 2^(c S_ij - LSE2_i).
 // Eight columns a thread, D / 8 threads a row. The rows of a tile behind the sequence's last get
-// LSE2 = +inf, so that P = 2^-inf = 0. So do rows that saw no key, whose LSE is -inf.
+// LSE2 = +inf, so that P = 2^-inf = 0. So do rows that saw no key, whose LSE is -inf. Where dQ is
+// added up, its sums begin with 0.
 template <int D, class T>
 __global__ void __launch_bounds__(threads)
     before_kernel(Problem p, Backward<T> t, List list, int rows, Passed passed, bool aligned) {
@@ -41,6 +42,10 @@ __global__ void __launch_bounds__(threads)
 #pragma unroll
     for (int other = lanes / 2; other > 0; other /= 2)
       sum += __shfl_xor_sync(0xffffffff, sum, other);
+    if (passed.dQ) {  // in which order the numbers of a tile lie does not matter here
+      auto* const zero = reinterpret_cast<float4*>(passed.dQ + row * D + x);
+      zero[0] = zero[1] = make_float4(0, 0, 0, 0);
+    }
     if (x == 0) {
       const float L = i < p.Nq ? t.LSE[h * all_queries + i] : -INFINITY;
       passed.D[row] = sum;
@@ -52,18 +57,18 @@ __global__ void __launch_bounds__(threads)
 }  // namespace
 
 template <class T>
-void launch_before(const Problem& p, const Backward<T>& t, const List& list, const Passed& passed,
-                   cudaStream_t stream) {
-  const Side side{false, dq_tile<T>(p.d)};
+void launch_before(const Problem& p, const Backward<T>& t, const List& list, int rows,
+                   const Passed& passed, cudaStream_t stream) {
+  const Side side{false, rows};
   const auto kernel = p.d <= 64    ? before_kernel<64, T>
                       : p.d <= 128 ? before_kernel<128, T>
                                    : before_kernel<256, T>;
-  FA_LAUNCH(kernel, dim3(unsigned(side.most(p) * p.Hq)), dim3(threads), 0, stream, p, t, list,
-            side.size, passed, optimized::in_16_bytes(t.O) && optimized::in_16_bytes(t.dO));
+  FA_LAUNCH(kernel, dim3(unsigned(side.most(p) * p.Hq)), dim3(threads), 0, stream, p, t, list, rows,
+            passed, optimized::in_16_bytes(t.O) && optimized::in_16_bytes(t.dO));
 }
-template void launch_before(const Problem&, const Backward<__half>&, const List&, const Passed&,
-                            cudaStream_t);
-template void launch_before(const Problem&, const Backward<__nv_bfloat16>&, const List&,
+template void launch_before(const Problem&, const Backward<__half>&, const List&, int,
+                            const Passed&, cudaStream_t);
+template void launch_before(const Problem&, const Backward<__nv_bfloat16>&, const List&, int,
                             const Passed&, cudaStream_t);
 
 }  // namespace fa::packed

@@ -119,24 +119,26 @@ struct BackwardScratch : Pieces {
   List of_queries, of_keys;
   Passed passed{};
 
-  BackwardScratch(const Problem& p, void* data) : Pieces{static_cast<char*>(data)} {
+  BackwardScratch(const Problem& p, bool hopper, void* data) : Pieces{static_cast<char*>(data)} {
     offsets = take<std::int32_t>(2 * (p.B + 1) + 1);
-    queries = {false, dq_tile<T>(p.d)};
-    keys = {true, dkv_tile<T>(p.d)};
+    queries = {false, hopper ? hopper_tile : dq_tile<T>(p.d)};
+    keys = {true, hopper ? hopper_tile : dkv_tile<T>(p.d)};
     of_queries = list(p, queries);
     of_keys = list(p, keys);
     passed.rows = is_half<T> ? Work::padded_row(p.Nq, p.B) : p.Nq;
     passed.D = take<float>(p.Hq * passed.rows);
     if (is_half<T>) passed.LSE2 = take<float>(p.Hq * passed.rows);
+    if (hopper) passed.dQ = take<float>(p.Hq * passed.rows * Passed::padded(p.d));
   }
 };
 
-// Is this call for hopper?
-template <class T>
-bool takes_hopper(const Problem& p, const Forward<T>& t, Kernel kernel) {
+// Is this call for hopper? Tensors: Forward<T> or Backward<T>.
+template <class T, class Tensors>
+bool takes_hopper(const Problem& p, const Tensors& t, Kernel kernel, bool in_order = false) {
   if constexpr (is_half<T>) {
     if (kernel == Kernel::fa2) return false;
     std::string why_not = not_for_hopper(p, t);
+    if (in_order) why_not = "hopper's backward is not deterministic";
     if (why_not.empty())
       why_not = optimized::wrong_capability("hopper", 90, optimized::device_capability());
     require(kernel != Kernel::hopper || why_not.empty(), who, ": ", why_not);
@@ -160,7 +162,10 @@ std::size_t scratch_bytes(const Problem& p) {
 template <class T>
 std::size_t backward_scratch_bytes(const Problem& p) {
   check_sizes<T>(p);
-  return nothing_to_do(p) ? 0 : BackwardScratch<T>(p, nullptr).used;
+  if (nothing_to_do(p)) return 0;
+  const bool hopper = is_half<T> && p.d <= 128 && optimized::device_capability() == 90;
+  const std::size_t plain = BackwardScratch<T>(p, false, nullptr).used;
+  return hopper ? std::max(plain, BackwardScratch<T>(p, true, nullptr).used) : plain;
 }
 
 template <class T>
@@ -174,7 +179,7 @@ void forward(const Problem& p, const Sequences& s, const Forward<T>& t, const Op
           p.softmax_scale(), "; the maximum is taken before scaling");
   check_scratch(who, options.scratch, "scratch_bytes()", scratch_bytes<T>(p), 16);
   if (nothing_to_do(p) || p.Nq == 0) return;
-  const bool hopper = takes_hopper(p, t, options.kernel);
+  const bool hopper = takes_hopper<T>(p, t, options.kernel);
   const Side queries{false, hopper ? hopper_tile : forward_tile<T>(p.d)};
   const ForwardScratch scratch(p, queries, options.scratch.data);
   const float scale = float(p.softmax_scale());
@@ -201,19 +206,25 @@ void backward(const Problem& p, const Sequences& s, const Backward<T>& t, const 
   require(!rows || t.O.data, who, ": O must not be null; the forward returned it");
   check_scratch(who, options.scratch, "backward_scratch_bytes()", backward_scratch_bytes<T>(p), 16);
   if (nothing_to_do(p)) return;
-  const BackwardScratch<T> scratch(p, options.scratch.data);
+  const bool hopper = takes_hopper<T>(p, t, options.kernel, options.deterministic);
+  const BackwardScratch<T> scratch(p, hopper, options.scratch.data);
   const Passed& passed = scratch.passed;
   const float scale = float(p.softmax_scale());
   const cudaStream_t stream = options.stream;
   const auto list = [&](const Side& side, const List& to) {
-    launch_list(p, scratch.offsets, side, chosen(options.order, p, side), to, stream);
+    const bool by_sequence = hopper && options.order == Order::automatic;
+    const Order order = by_sequence ? Order::sequences : chosen(options.order, p, side);
+    launch_list(p, scratch.offsets, side, order, to, stream);
   };
   launch_offsets(p, s, scratch.offsets, stream);
   list(scratch.queries, scratch.of_queries);
   list(scratch.keys, scratch.of_keys);
+  if constexpr (is_half<T>)
+    if (hopper)
+      return launch_hopper(p, t, scratch.of_queries, scratch.of_keys, scale, passed, stream);
   if (rows) {
     if constexpr (is_half<T>) {
-      launch_before(p, t, scratch.of_queries, passed, stream);
+      launch_before(p, t, scratch.of_queries, scratch.queries.size, passed, stream);
       launch_swizzle_dq(p, t, scratch.of_queries, scale, passed, stream);
     } else {
       launch_delta(p, t, passed.D, stream);

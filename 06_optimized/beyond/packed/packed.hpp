@@ -44,11 +44,11 @@ enum class Order {
   given,      // as the sequences lie in memory
 };
 
-// The forward's in 16 bits. hopper is for 9.0 alone, d a multiple of 8, tensors whose addresses and
-// strides are multiples of 16 bytes.
+// In 16 bits. hopper is for 9.0 alone, d a multiple of 8 (in the backward at most 128), tensors whose
+// addresses and strides are multiples of 16 bytes. Its backward adds dQ up in an order that varies.
 enum class Kernel {
-  best,  // hopper if it can run, else fa2
-  fa2,   // compute capability 8.0 and later
+  best,  // hopper if it can run, and need not be deterministic; else fa2
+  fa2,   // and for the backward swizzle: compute capability 8.0 and later
   hopper
 };
 
@@ -58,10 +58,12 @@ struct Options {
   // scratch_bytes(), backward_scratch_bytes() of device memory, aligned to 16
   Scratch scratch = {};
   Kernel kernel = Kernel::best;
+  bool deterministic = false;  // dQ, too, has the same bits in every run
 };
 
 // Bytes of scratch: the list of tiles, 24 bytes for each; in the backward two of them, and one
-// number (fp32) or two (fp16, bf16; rows padded to 128 in every sequence) for each row of Q.
+// number (fp32) or two (fp16, bf16; rows padded to 128 in every sequence) for each row of Q. For
+// hopper's backward also one in fp32 for each number of Q.
 template <class T>
 std::size_t scratch_bytes(const Problem& p);
 template <class T>
@@ -86,7 +88,8 @@ template <class T>
 void forward(const Problem& p, const Sequences& s, const Forward<T>& t,
              const Options& options = {});
 
-// dQ, dK, dV from O, LSE and dO, no atomics. Any finite scale. A key that no query sees gets 0.
+// dQ, dK, dV from O, LSE and dO. Any finite scale. A key that no query sees gets 0. dK and dV have
+// the same bits in every run, dQ with all but hopper.
 template <class T>
 void backward(const Problem& p, const Sequences& s, const Backward<T>& t,
               const Options& options = {});
@@ -152,6 +155,11 @@ std::string not_for_hopper(const Problem& p, const Forward<T>& t);
 template <class T>
 void launch_hopper(const Problem& p, const Forward<T>& t, const List& list, int* taken, float scale,
                    cudaStream_t stream);
+template <class T>
+std::string not_for_hopper(const Problem& p, const Backward<T>& t);
+template <class T>
+void launch_hopper(const Problem& p, const Backward<T>& t, const List& of_queries,
+                   const List& of_keys, float scale, const Passed& passed, cudaStream_t stream);
 
 // D is [Hq, Nq].
 void launch_delta(const Problem& p, const Backward<float>& t, float* D, cudaStream_t stream);
@@ -160,10 +168,11 @@ void launch_dq(const Problem& p, const Backward<float>& t, const List& list, flo
 void launch_dkv(const Problem& p, const Backward<float>& t, const List& list, float scale,
                 const float* D, cudaStream_t stream);
 
-// LSE2 and D are [Hq, rows]; where a sequence's rows begin says Work::padded_row().
+// LSE2 and D are [Hq, rows]; where a sequence's rows begin says Work::padded_row(). The list is of
+// tiles of `rows` queries.
 template <class T>
-void launch_before(const Problem& p, const Backward<T>& t, const List& list, const Passed& passed,
-                   cudaStream_t stream);
+void launch_before(const Problem& p, const Backward<T>& t, const List& list, int rows,
+                   const Passed& passed, cudaStream_t stream);
 template <class T>
 void launch_swizzle_dq(const Problem& p, const Backward<T>& t, const List& list, float scale,
                        const Passed& passed, cudaStream_t stream);

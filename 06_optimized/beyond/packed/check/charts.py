@@ -14,10 +14,9 @@ from results import Spread
 RECORDED = Path(__file__).resolve().parents[1] / "results/packed.json"
 PAGE = "beyond/packed/README.md"
 LENGTHS = {"equal": "equal", "uniform": "uniform", "tail": "long tail", "one_long": "one long, many short"}
-SHOWN: dict[str, dict[str, tuple[str, Role]]] = {  # by passes: the best kernels there
-    kind: {f"ours{kernel}": ("packed", "this"), f"padded{kernel}": ("padded", "previous"),
-           "fa2_varlen": ("FlashAttention-2", "peer")} for kind, kernel in (("forward", "_hopper"), ("backward", ""))}
-KERNELS = {"forward": {"fa2": "", "hopper": "_hopper"}, "backward": {"swizzle": ""}}
+SHOWN: dict[str, tuple[str, Role]] = {"ours_hopper": ("packed", "this"), "padded_hopper": ("padded", "previous"),
+                                      "fa2_varlen": ("FlashAttention-2", "peer")}
+KERNELS = {"forward": {"fa2": "", "hopper": "_hopper"}, "backward": {"swizzle": "", "hopper": "_hopper"}}
 OTHERS = {"ours_sequences": "/ by sequence", "ours_tiles": "/ by tile", "ours_given": "/ as given", "padded": "/ padded",
           "fa2_varlen": "/ FlashAttention-2", "flex": "/ FlexAttention"}
 TOKENS, D = 131072, 128  # of the chart
@@ -60,13 +59,12 @@ def by_lengths(rows: Sequence[Row], said: str) -> Chart | None:
         here = of(rows, kind=kind, tokens=TOKENS, d=D)
         bars = []
         for lengths, name in LENGTHS.items():
-            for who, (label, role) in SHOWN[kind].items():
+            for who, (label, role) in SHOWN.items():
                 for row in of(here, lengths=lengths, who=who):
                     bars.append(Bar(f"{name}: {label}", speed(row), f"{speed(row).mid:.0f}", role))
-        even = of(here, lengths="equal", who=next(who for who in SHOWN[kind] if who.startswith("padded")))
-        kernel = list(KERNELS[kind])[-1]
+        even = of(here, lengths="equal", who="padded_hopper")
         if bars:
-            panels.append(Bars(f"TFLOP/s, {kind}, {kernel}", bars, "TFLOP/s", "",
+            panels.append(Bars(f"TFLOP/s, {kind}, hopper", bars, "TFLOP/s", "",
                                [Bound("equal lengths, not packed", speed(even[0]).mid)] if even else []))
     if not panels:
         return None

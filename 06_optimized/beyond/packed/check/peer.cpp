@@ -1,6 +1,6 @@
 // Packed sequences as C functions, for packed_bench.py; part of libstage06_peer.so. And the batch
-// of padded sequences that they stand for, by `fa2` or `hopper` and the backward's `swizzle`, with
-// key lengths.
+// of padded sequences that they stand for, by `fa2` and the backward's `swizzle`, or by `hopper`,
+// with key lengths.
 #include <cstdint>
 #include <stdexcept>
 #include <string>
@@ -15,7 +15,7 @@
 extern "C" struct fa_packed_call {
   std::int64_t B, Hq, Hkv, Nq, Nk, d, causal, order;
   std::int64_t dtype;   // 0 fp32, 1 fp16, 2 bf16
-  std::int64_t kernel;  // the forward's: 1 fa2, 2 hopper
+  std::int64_t kernel;  // 1 fa2 and swizzle, 2 hopper
   std::int64_t scratch_bytes;
   void *Q, *K, *V, *O, *LSE, *dO, *dQ, *dK, *dV;
   void *queries, *keys, *lengths;  // offsets, int32 [B + 1]; if padded, int64 [B]
@@ -104,10 +104,16 @@ extern "C" const char* fa_packed_backward(const fa_packed_call* call) {
   });
 }
 
+namespace {
+optimized::BackwardKernel backward_kernel(const fa_packed_call& c) {
+  return c.kernel == 2 ? optimized::BackwardKernel::hopper : optimized::BackwardKernel::swizzle;
+}
+}  // namespace
+
 extern "C" const char* fa_padded_plan(const fa_packed_call* call, std::int64_t* backward_bytes) {
   return bench::as_c([&] {
     *backward_bytes = std::int64_t(
-        optimized::backward_scratch_bytes(problem_of(*call), {optimized::BackwardKernel::swizzle}));
+        optimized::backward_scratch_bytes(problem_of(*call), {backward_kernel(*call)}));
   });
 }
 extern "C" const char* fa_padded_forward(const fa_packed_call* call) {
@@ -125,7 +131,7 @@ extern "C" const char* fa_padded_backward(const fa_packed_call* call) {
   return bench::as_c([&] {
     with_half(*call, [&]<class T>(T) {
       optimized::BackwardOptions options;
-      options.kernel = optimized::BackwardKernel::swizzle;
+      options.kernel = backward_kernel(*call);
       options.stream = static_cast<cudaStream_t>(call->stream);
       options.scratch = {call->scratch, std::size_t(call->scratch_bytes)};
       optimized::backward(problem_of(*call), backward_of<T>(*call), options);

@@ -65,7 +65,8 @@ struct Batch {
   Layout layout = {};
   std::uint64_t seed = 1;
   std::optional<double> scale = {};
-  walk::Kernel kernel = walk::Kernel::best;  // the forward's
+  walk::Kernel kernel = walk::Kernel::best;
+  bool deterministic = false;
 
   Int B() const { return Int(queries.size()) - 1; }
   // As the oracle sees it: one sequence, in which a token sees some of its own.
@@ -129,6 +130,7 @@ std::string call_walk(const Call& call, const Batch& batch, std::size_t bytes, O
   Options options;
   options.order = order;
   options.kernel = batch.kernel;
+  options.deterministic = batch.deterministic;
   options.scratch = {scratch.as<void>(), bytes};
   f(p, walk::Sequences{copy.at(q.data()), copy.at(k.data())},
     as_device<Device<T>>(on_device(copy, call.t)), options);
@@ -288,6 +290,10 @@ TEST_F(packed, HopperByName) {
       ForwardCase<bf16> c(batch.spec(), true);
       EXPECT_EQ(run(c, batch), "");
       EXPECT_EQ(c.verdict(), "") << batch.name();
+      if (d > 128 || d == 96) continue;
+      BackwardCase<bf16> b(batch.spec());
+      EXPECT_EQ(run(b, batch), "");
+      EXPECT_EQ(b.verdict(), "") << "backward, " << batch.name();
     }
   Batch pair = same({70, 90}, Causal::none, 1, 1, 64);
   pair.kernel = walk::Kernel::hopper;
@@ -298,10 +304,26 @@ TEST_F(packed, HopperByName) {
       for (Int e = 0; e < 64; ++e) x->at(0, 0, i, e) = bf16(std::nanf(""));
   EXPECT_EQ(run(after, pair), "");
   EXPECT_TRUE(same_rows(before.O, 0, after.O, 0, 70)) << "NaN came from the next sequence";
+  BackwardCase<bf16> before_it(pair.spec()), with_it(pair.spec());
+  EXPECT_EQ(run(before_it, pair), "");
+  for (Buffer<bf16>* x : {&with_it.Q, &with_it.K, &with_it.V, &with_it.dO})
+    for (Int i = 70; i < 160; ++i)
+      for (Int e = 0; e < 64; ++e) x->at(0, 0, i, e) = bf16(std::nanf(""));
+  EXPECT_EQ(run(with_it, pair), "");
+  for (auto x : {&BackwardCase<bf16>::dQ, &BackwardCase<bf16>::dK, &BackwardCase<bf16>::dV})
+    EXPECT_TRUE(same_rows(before_it.*x, 0, with_it.*x, 0, 70)) << "NaN came into a gradient";
   for (auto [d, words] : {std::pair{20, "d a multiple of 8"}, {13, "packed: hopper wants"}}) {
     Batch odd = same({5, 9}, Causal::none, 1, 1, d);
     odd.kernel = walk::Kernel::hopper;
     ForwardCase<bf16> c(odd.spec(), true);
+    expect_words(refusal([&] { run(c, odd); }), {words});
+  }
+  for (auto [d, words] : {std::pair{136, "hopper's backward takes d up to 128, got 136"},
+                          {64, "packed: hopper's backward is not deterministic"}}) {
+    Batch odd = same({5, 9}, Causal::none, 1, 1, d);
+    odd.kernel = walk::Kernel::hopper;
+    odd.deterministic = d == 64;
+    BackwardCase<bf16> c(odd.spec());
     expect_words(refusal([&] { run(c, odd); }), {words});
   }
 }
@@ -530,7 +552,17 @@ void plain(const Problem& p, const Forward<T>& t, walk::Kernel kernel) {
     optimized::launch_hopper(p, as_device<Device<T>>(t), scale, nullptr, nullptr, false);
 }
 template <class T>
-void plain(const Problem& p, const Backward<T>& t) {
+void plain(const Problem& p, const Backward<T>& t, walk::Kernel kernel) {
+  if constexpr (sizeof(T) == 2)
+    if (kernel == walk::Kernel::hopper) {
+      optimized::BackwardOptions options;
+      options.kernel = optimized::BackwardKernel::hopper;
+      const DeviceMemory scratch(optimized::backward_scratch_bytes(p, options));
+      options.scratch = scratch;
+      optimized::backward(p, as_device<Device<T>>(t), options);
+      FA_CUDA_CHECK(cudaDeviceSynchronize());
+      return;
+    }
   const Int rows = walk::Passed::padded_rows(p.Nq);
   const DeviceMemory scratch(std::size_t(2 * p.B * p.Hq * rows) * sizeof(float));
   float* const D = scratch.as<float>();
@@ -576,7 +608,8 @@ void expect_one_by_one(const Batch& batch) {
     back.K = part_of(g.K, k0, Nk), back.V = part_of(g.V, k0, Nk);
     back.LSE = part_of(g.LSE, q0, Nq);
     EXPECT_TRUE(as_plain<T>(one.LSE, 0, f.LSE, q0, Nq)) << name;
-    on_gpu_backward<T>([](const Problem& p, const Backward<T>& t) { plain(p, t); })(back.call());
+    on_gpu_backward<T>([&](const Problem& p, const Backward<T>& t) { plain(p, t, batch.kernel); })(
+        back.call());
     EXPECT_TRUE(as_plain<T>(back.dQ, 0, g.dQ, q0, Nq) && as_plain<T>(back.dK, 0, g.dK, k0, Nk) &&
                 as_plain<T>(back.dV, 0, g.dV, k0, Nk))
         << "backward, " << name;
@@ -785,7 +818,7 @@ TEST_F(packed, WorkIsPutOnTheStreamAndNobodyWaits) {
     Offsets q = batch.queries;
     const DeviceCopy offsets({{q.data(), q.size() * sizeof(std::int32_t)}});
     const walk::Sequences s{offsets.at(q.data()), offsets.at(q.data())};
-    const DeviceMemory scratch(1 << 16);
+    const DeviceMemory scratch(1 << 18);
     const auto on_stream = [&](Problem p, const auto& t, cudaStream_t stream) {
       p.B = batch.B(), p.causal = batch.causal;
       const Options options{Order::automatic, stream, scratch};
@@ -932,7 +965,7 @@ TEST_F(packed, ARecordedCallReplaysWithOtherLengths) {
   std::vector<Storage> all = call.storage;
   all.push_back({q.data(), q.size() * sizeof(std::int32_t)});
   const DeviceCopy copy(all);
-  const DeviceMemory scratch(1 << 20);
+  const DeviceMemory scratch(1 << 24);
   cudaStream_t stream = nullptr;
   FA_CUDA_CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
   const auto f = [&] {
@@ -985,7 +1018,7 @@ TEST_F(packed, MoreThanTwoToThe31Numbers) {
   Offsets q = batch.queries;
   const DeviceCopy copy({{q.data(), q.size() * 4}, f.LSE.storage(), g.LSE.storage()});
   const walk::Sequences s{copy.at(q.data()), copy.at(q.data())};
-  const DeviceMemory scratch(1 << 20);
+  const DeviceMemory scratch(1 << 24);
   const Options options{Order::automatic, nullptr, scratch};
   carry(f.Q, 0, to), carry(f.K, 1, to), carry(f.V, 2, to);
   walk::forward<D>(problem_of(batch), s,
