@@ -44,8 +44,8 @@ enum class Order {
   given,      // as the sequences lie in memory
 };
 
-// In 16 bits. hopper is for 9.0 alone, d a multiple of 8 (in the backward at most 128), tensors whose
-// addresses and strides are multiples of 16 bytes. Its backward adds dQ up in an order that varies.
+// In 16 bits. hopper is for 9.0 alone, d a multiple of 8 (in the backward at most 128), tensors
+// whose addresses and strides are multiples of 16 bytes. Its backward adds dQ up in any order.
 enum class Kernel {
   best,  // hopper if it can run, and need not be deterministic; else fa2
   fa2,   // and for the backward swizzle: compute capability 8.0 and later

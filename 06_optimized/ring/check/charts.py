@@ -32,8 +32,10 @@ def charts() -> list[Chart | Table]:
     machine = f"{one['ranks']} {one['machines'][0].split(',')[0]}"
     said = (f"{machine} · bf16 · {one['Hq']} heads and as many key heads, d = {one['d']} · causal, zigzag · share: the plain "
             "kernel on a rank's own pairs, alone")
-    in_words = f"{machine}, bf16, {one['Hq']} heads, d = {one['d']}"
-    return [by_length(rows, said), table(rows, in_words), memory(found), predicted(found, in_words), with_many(found)]
+    four = many.on_four()
+    in_words = f"2 and 4 {one['machines'][0].split(',')[0]}, bf16, {one['Hq']} heads, d = {one['d']}"
+    return [by_length(rows, said), table([*rows, *four["rows"]], in_words), memory(found), predicted(found, four, in_words),
+            with_many(found)]
 
 
 def of(rows: Sequence[Row], **where: object) -> list[Row]:
@@ -69,8 +71,8 @@ def by_length(rows: Sequence[Row], said: str) -> Chart:
 
 def table(rows: Sequence[Row], machine: str) -> Table:
     lines = []
-    for row in sorted(of(rows, method="ring"), key=lambda row: (not row["causal"], -row["Hkv"], row["N"])):
-        here = of(rows, N=row["N"], Hkv=row["Hkv"], causal=row["causal"])
+    for row in sorted(of(rows, method="ring"), key=lambda row: (row["ranks"], not row["causal"], -row["Hkv"], row["N"])):
+        here = of(rows, N=row["N"], Hkv=row["Hkv"], causal=row["causal"], ranks=row["ranks"])
         theirs = [other for other in here if other["method"].startswith("PyTorch")]
 
         def beside(way: str, row: Row = row, theirs: Sequence[Row] = theirs) -> str:
@@ -79,11 +81,11 @@ def table(rows: Sequence[Row], machine: str) -> Table:
             best = min(theirs, key=lambda other: other[way]["ms"])
             return f"{statistics.median(b / a for a, b in zip(row[way]['rounds'], best[way]['rounds'])):.2f}"
 
-        lines.append(["causal" if row["causal"] else "none", f"{row['N']:,}", str(row["Hkv"]),
+        lines.append([str(row["ranks"]), "causal" if row["causal"] else "none", f"{row['N']:,}", str(row["Hkv"]),
                       *(f"{row[way]['ms']:.1f}" if way in row else "–" for way in PASSES),
                       *(f"{100 * statistics.median(share(row, way)):.0f} %" if way in row else "–" for way in PASSES),
                       *map(beside, PASSES)])
-    return Table("ring", ["mask", "N", "key heads", "forward, ms", "both, ms", "share", "of both", "/ PyTorch", "both"],
+    return Table("ring", ["GPUs", "mask", "N", "key heads", "forward, ms", "both, ms", "share", "of both", "/ PyTorch", "both"],
                  lines, PAGE, f"Medians on {machine}; *both*: forward and backward; */ PyTorch*: its context "
                  "parallelism's time by ours.")
 
@@ -109,15 +111,17 @@ def memory(found: dict[str, Any]) -> Chart:
                  "Equal N / P, equal memory. The lines flatten where CUDA's own half a GiB is most of it.")
 
 
-def predicted(found: dict[str, Any], machine: str) -> Table:
-    """What the model says of the rows that were measured."""
-    lines: dict[tuple[bool, int, int], list[str]] = {}
-    for row, way, ms, computed in many.predictions(found):
-        cells = lines.setdefault((row["causal"], row["Hkv"], row["N"]),
-                                 ["causal" if row["causal"] else "none", f"{row['N']:,}", str(row["Hkv"]), *["–"] * 6])
-        at = 3 + 3 * PASSES.index(way)
+def predicted(found: dict[str, Any], four: dict[str, Any], machine: str) -> Table:
+    """What the model, which is made of two GPUs, says of the rows that were measured on two and on four."""
+    made = many.model(found)
+    lines: dict[tuple[int, bool, int, int], list[str]] = {}
+    for row, way, ms, computed in [*many.predictions(found, made), *many.predictions(four, made)]:
+        cells = lines.setdefault((row["ranks"], row["causal"], row["Hkv"], row["N"]),
+                                 [str(row["ranks"]), "causal" if row["causal"] else "none", f"{row['N']:,}", str(row["Hkv"]),
+                                  *["–"] * 6])
+        at = 4 + 3 * PASSES.index(way)
         cells[at:at + 3] = [f"{ms:.2f}", f"{computed:.2f}", f"{100 * (computed / ms - 1):+.1f} %"]
-    return Table("ring_model", ["mask", "N", "key heads", "forward, ms", "model", "off by", "both, ms", "model", "off by"],
+    return Table("ring_model", ["GPUs", "mask", "N", "key heads", "forward, ms", "model", "off by", "both, ms", "model", "off by"],
                  list(lines.values()), FURTHER, f"Medians on {machine}; *both*: forward and backward.")
 
 

@@ -100,6 +100,14 @@ class Recorded(unittest.TestCase):
             if row["N"] >= 4096:
                 self.assertLess(abs(computed / measured - 1), 0.05, (row["N"], way))
 
+    def test_four_gpus_which_it_has_not_seen(self) -> None:
+        lines = model.predictions(model.on_four(), model.model(model.read()))
+        long = [line for line in lines if line[0]["N"] >= 65536]
+        self.assertGreater(len(long), 15)
+        for row, way, measured, computed in long:
+            self.assertEqual(row["ranks"], 4)
+            self.assertLess(abs(computed / measured - 1), 0.05, (row["N"], way))
+
     def test_memory_is_that_of_n_over_p(self) -> None:
         held: dict[int, list[float]] = {}
         for row in model.read()["rows"]:
@@ -119,9 +127,9 @@ class Recorded(unittest.TestCase):
         items = {item.name: item for item in charts.charts()}
         self.assertEqual(set(items), {"ring_lost", "ring", "ring_memory", "ring_model", "ring_many"})
         self.assertIn("not measured", items["ring_many"].title)
-        rows = {tuple(row[:3]): row for row in items["ring"].rows}
+        rows = {tuple(row[:4]): row for row in items["ring"].rows}
         self.assertEqual(len(rows), len(items["ring"].rows), "rows alone are not the ring's")
-        self.assertEqual(rows["none", "524,288", "16"][4], "–")
+        self.assertEqual(rows["2", "none", "524,288", "16"][5], "–")
         self.assertEqual(len({line.label for line in items["ring_memory"].panels[0].lines}), 3)
 
 
