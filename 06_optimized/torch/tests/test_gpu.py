@@ -80,13 +80,14 @@ class Gpu(Case):
 
     def test_deterministic_algorithms(self) -> None:
         inputs = tensors(B=1, Hq=8, Hkv=8, Nq=2048, Nk=2048, d=128, dtype=torch.bfloat16, grad=True, device="cuda")
-        torch.use_deterministic_algorithms(True)
-        try:
-            runs = [torch.autograd.grad(attention(*inputs).sum(), inputs) for _ in range(3)]
-        finally:
-            torch.use_deterministic_algorithms(False)
-        for again in runs[1:]:
-            self.assertTrue(all(torch.equal(a, b) for a, b in zip(runs[0], again)))
+        for window in (None, (500, 0)):  # which have kernels of their own
+            torch.use_deterministic_algorithms(True)
+            try:
+                runs = [torch.autograd.grad(attention(*inputs, window=window).sum(), inputs) for _ in range(3)]
+            finally:
+                torch.use_deterministic_algorithms(False)
+            for again in runs[1:]:
+                self.assertTrue(all(torch.equal(a, b) for a, b in zip(runs[0], again)), window)
 
     def test_the_current_stream(self) -> None:
         inputs = tensors(B=1, Nq=4096, Nk=4096, d=128, dtype=torch.bfloat16, device="cuda")
