@@ -101,13 +101,12 @@ struct Pieces {
 };
 
 struct ForwardScratch : Pieces {
-  std::int32_t *offsets, *taken;
+  std::int32_t* offsets;  // and behind them a number, for who counts
   List list;
 
   ForwardScratch(const Problem& p, const Side& queries, void* data)
       : Pieces{static_cast<char*>(data)} {
     offsets = take<std::int32_t>(2 * (p.B + 1) + 1);
-    taken = offsets + 2 * (p.B + 1);
     list = Pieces::list(p, queries);
   }
 };
@@ -188,8 +187,9 @@ void forward(const Problem& p, const Sequences& s, const Forward<T>& t, const Op
   const Order order = hopper && any ? Order::sequences : chosen(options.order, p, queries);
   launch_list(p, scratch.offsets, queries, order, scratch.list, options.stream);
   if constexpr (is_half<T>)
-    hopper ? launch_hopper(p, t, scratch.list, scratch.taken, scale, options.stream)
-           : launch_fa2(p, t, scratch.list, scale, options.stream);
+    hopper
+        ? launch_hopper(p, t, scratch.list, scratch.offsets + 2 * (p.B + 1), scale, options.stream)
+        : launch_fa2(p, t, scratch.list, scale, options.stream);
   else
     launch_tiled(p, t, scratch.list, scale, options.stream);
 }
