@@ -76,8 +76,9 @@ void check_order(Order order, Kernel kernel) {
 // With few blocks for each SM, how long the last ones run counts more than what the L2 cache saves;
 // not at d <= 64, where a tile takes half as long to compute, and as many keys come with it; nor
 // for hopper, which computes as fast.
-Order chosen(Order order, const Problem& p, const Side& side) {
+Order chosen(Order order, const Problem& p, const Side& side, bool hopper) {
   if (order != Order::automatic) return order;
+  if (hopper) return Order::sequences;
   constexpr std::int64_t few = 32;
   const std::int64_t blocks = side.most(p) * (side.keys ? p.Hkv : p.Hq);
   return p.d > 64 && blocks <= few * processors() ? Order::tiles : Order::sequences;
@@ -183,8 +184,7 @@ void forward(const Problem& p, const Sequences& s, const Forward<T>& t, const Op
   const ForwardScratch scratch(p, queries, options.scratch.data);
   const float scale = float(p.softmax_scale());
   launch_offsets(p, s, scratch.offsets, options.stream);
-  const bool any = options.order == Order::automatic;
-  const Order order = hopper && any ? Order::sequences : chosen(options.order, p, queries);
+  const Order order = chosen(options.order, p, queries, hopper);
   launch_list(p, scratch.offsets, queries, order, scratch.list, options.stream);
   if constexpr (is_half<T>)
     hopper
@@ -212,9 +212,7 @@ void backward(const Problem& p, const Sequences& s, const Backward<T>& t, const 
   const float scale = float(p.softmax_scale());
   const cudaStream_t stream = options.stream;
   const auto list = [&](const Side& side, const List& to) {
-    const bool by_sequence = hopper && options.order == Order::automatic;
-    const Order order = by_sequence ? Order::sequences : chosen(options.order, p, side);
-    launch_list(p, scratch.offsets, side, order, to, stream);
+    launch_list(p, scratch.offsets, side, chosen(options.order, p, side, hopper), to, stream);
   };
   launch_offsets(p, s, scratch.offsets, stream);
   list(scratch.queries, scratch.of_queries);
