@@ -38,7 +38,7 @@ def flags_of(command: str) -> list[str]:
     kept = []
     words = iter(shlex.split(command)[1:])
     for word in words:
-        if word in ("-o", "-c"):
+        if word in ("-o", "-c", "-include"):  # the last: headers of tests, which GCC has precompiled for itself
             next(words)
         elif not IRRELEVANT.fullmatch(word):
             kept.append(TEXTS.sub(r'\1""', word))

@@ -52,20 +52,33 @@ endif()
 set(CMAKE_CUDA_STANDARD 20)
 set(FA_HAVE_CUDA TRUE)
 
+# FA_CUDA_QUICK, where no GPU will run what is built: of kernels' files nvcc makes the device code alone, with ptxas's
+# word on it, and the programs are linked without them. What a kernel's file does on the host the emulator runs.
 # Of nvcc the level is for host code alone; kernels have a flag of their own.
 set(FA_CUDA_FAST "")
-set(FA_COMPILED_FAST_ON_GPU ${FA_COMPILED_FAST})  # tests
 if(FA_CUDA_QUICK)
-  set(CMAKE_POSITION_INDEPENDENT_CODE ON)  # so that libfa_torch can be linked of what is there
-  set(FA_COMPILED_FAST_ON_GPU $<$<COMPILE_LANGUAGE:CXX>:-O0>)
   set(CMAKE_CUDA_FLAGS_RELEASE "-O0 -DNDEBUG")
+  list(TRANSFORM CMAKE_CUDA_ARCHITECTURES APPEND -real REGEX "^[0-9]+$")
   if(CMAKE_CUDA_COMPILER_VERSION VERSION_GREATER_EQUAL 13)
     set(FA_CUDA_FAST $<$<COMPILE_LANGUAGE:CUDA>:--Ofast-compile=max>)
   endif()
 endif()
+
+# An object library of kernels; `spills`: whether registers in memory are an error, a warning or allowed (ptxas.py).
+function(fa_kernels target spills)
+  set(how --spills=${spills})
+  if(FA_CUDA_QUICK)
+    list(APPEND how --device-code-alone)
+  endif()
+  set_target_properties(${target} PROPERTIES
+    CUDA_COMPILER_LAUNCHER "${Python3_EXECUTABLE};${PROJECT_SOURCE_DIR}/common/cmake/ptxas.py;compile;${how};--")
+endfunction()
 
 add_library(fa_cuda INTERFACE)
 target_link_libraries(fa_cuda INTERFACE fa_tuned CUDA::cudart CUDA::cublas)
 # -lineinfo: profilers and sanitizers name source lines. 554: a conversion of a view of constants to
 # itself, which is never called.
 target_compile_options(fa_cuda INTERFACE "$<$<COMPILE_LANGUAGE:CUDA>:-lineinfo;-diag-suppress=554>")
+if(FA_CUDA_QUICK)
+  target_link_options(fa_cuda INTERFACE LINKER:--unresolved-symbols=ignore-all)
+endif()

@@ -53,3 +53,9 @@ add_library(fa_warnings INTERFACE)
 target_compile_options(fa_warnings INTERFACE
   # GCC 12 takes the undefined registers of its own AVX-512 header for a mistake of ours.
   $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -Wshadow $<$<CXX_COMPILER_ID:GNU>:-Wno-uninitialized;-Wno-maybe-uninitialized> $<$<AND:$<BOOL:${FA_WERROR}>,$<NOT:$<BOOL:$<TARGET_PROPERTY:FA_READERS>>>>:-Werror>>)
+
+# Of tests. Half of what a file of them takes is to read these headers, which are read once.
+function(fa_tests target)
+  target_compile_options(${target} PRIVATE ${FA_COMPILED_FAST})
+  target_precompile_headers(${target} REUSE_FROM fa_test_headers)
+endfunction()

@@ -1,6 +1,7 @@
 """Watches what ptxas says about kernels while they are compiled.
 
     ptxas.py compile --spills=error -- nvcc ... -c kernel.cu -o kernel.o    a CUDA_COMPILER_LAUNCHER
+    ptxas.py compile --device-code-alone ...                                and the object is empty: in a third of the time
     ptxas.py collect TABLE.json OBJECT...                                   one table of a whole build
 
 Beside each object it writes OBJECT.ptxas.json: registers, shared memory, stack and spills of each kernel. Two things
@@ -107,21 +108,24 @@ def after(command: Sequence[str], flag: str) -> str:
     return command[command.index(flag) + 1] if flag in command[:-1] else ""
 
 
-def compile_watched(command: Sequence[str], spills_end_it: bool) -> int:
+def compile_watched(command: Sequence[str], spills: str, device_code_alone: bool) -> int:
+    source, output = after(command, "-c"), after(command, "-o")
+    if device_code_alone:
+        command = ["-cubin" if word == "-c" else f"{output}.cubin" if word == output else word for word in command]
     # One stream, so that what ptxas and the compiler say stays in order.
     done = subprocess.run([*command, "-Xptxas", "-v"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
                           errors="replace", check=False)
     kernels = parse(done.stdout)
     for kernel, name in zip(kernels, demangled([k.name for k in kernels], command[0])):
         kernel.name = short_name(name)
-    source = "/".join(Path(after(command, "-c")).parts[-2:])
+    source = "/".join(Path(source).parts[-2:])
     faults: list[str] = []
     for line in (line.strip() for line in done.stdout.splitlines() if LOSS.search(line)):
         what = "makes wgmma instructions wait for each other" if "serialized" in line else "takes a kernel's speed"
         faults.append(f"{source}: ptxas {what}; in its words: {line}")
     warnings: list[str] = []
-    for kernel in (k for k in kernels if k.spills):
-        (faults if spills_end_it else warnings).append(
+    for kernel in (k for k in kernels if k.spills and spills != "allowed"):
+        (faults if spills == "error" else warnings).append(
             f"{source}: {kernel.name} for {kernel.architecture} spills registers to memory: "
             f"{kernel.spill_store_bytes} bytes stored, {kernel.spill_load_bytes} loaded")
     for line in done.stdout.splitlines(keepends=True):
@@ -131,11 +135,13 @@ def compile_watched(command: Sequence[str], spills_end_it: bool) -> int:
         for line in dict.fromkeys(lines):
             print(f"ptxas.py: {words}: {line}", file=sys.stderr)
 
-    output = after(command, "-o")
     if faults or done.returncode:
         if output:
             Path(output).unlink(missing_ok=True)  # else the next build would take it for finished
         return done.returncode or 1
+    if output and device_code_alone:
+        Path(f"{output}.cubin").unlink(missing_ok=True)
+        subprocess.run(["cc", "-x", "c", "-c", os.devnull, "-o", output], check=True)
     if output:
         table = [asdict(kernel) for kernel in kernels if kernel.registers]
         write_whole(Path(f"{output}.ptxas.json"), {"source": source, "kernels": table})
@@ -162,14 +168,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="ptxas.py", description=__doc__.splitlines()[0])
     modes = parser.add_subparsers(dest="mode", required=True)
     one = modes.add_parser("compile", help="run a compiler and watch it")
-    one.add_argument("--spills", choices=("error", "warning"), required=True)
+    one.add_argument("--spills", choices=("error", "warning", "allowed"), required=True)
+    one.add_argument("--device-code-alone", action="store_true", help="no program will be run; for one architecture")
     one.add_argument("command", nargs="+")
     one = modes.add_parser("collect", help="write the table of these objects' kernels")
     one.add_argument("table", type=Path)
     one.add_argument("objects", type=Path, nargs="*")
     options = parser.parse_args(argv)
     if options.mode == "compile":
-        return compile_watched(options.command, options.spills == "error")
+        return compile_watched(options.command, options.spills, options.device_code_alone)
     return collect(options.table, options.objects)
 
 

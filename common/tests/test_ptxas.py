@@ -40,13 +40,14 @@ class Watching(unittest.TestCase):
         self.object = self.root / "kernel.o"
         self.record = self.root / "kernel.o.ptxas.json"
 
-    def compiled(self, says: str, spills: str = "error", code: int = 0) -> subprocess.CompletedProcess[str]:
-        """With a compiler that writes an object, says this, and ends so."""
+    def compiled(self, says: str, spills: str = "error", code: int = 0, *more: str) -> subprocess.CompletedProcess[str]:
+        """With a compiler that writes what it shall, says this, and ends so."""
         compiler = self.root / "nvcc"
         compiler.write_text(f"#!{sys.executable}\nimport sys\nassert sys.argv[-2:] == ['-Xptxas', '-v']\n"
-                            f"open({str(self.object)!r}, 'w').close()\nsys.stderr.write({says!r})\nsys.exit({code})\n")
+                            "open(sys.argv[sys.argv.index('-o') + 1], 'w').write(' '.join(sys.argv[1:4]))\n"
+                            f"sys.stderr.write({says!r})\nsys.exit({code})\n")
         compiler.chmod(0o755)
-        return subprocess.run([sys.executable, str(TOOL), "compile", f"--spills={spills}", "--", str(compiler), "-x",
+        return subprocess.run([sys.executable, str(TOOL), "compile", f"--spills={spills}", *more, "--", str(compiler), "-x",
                                "cu", "-c", "/some/where/forward/kernel.cu", "-o", str(self.object)],
                               capture_output=True, text=True, check=False)
 
@@ -67,6 +68,27 @@ class Watching(unittest.TestCase):
         self.assertTrue(name.startswith(("good<128>", "_Z4good")), name)  # as it is where nothing demangles
         self.assertEqual(kernel, {"architecture": "sm_90a", "registers": 168, "shared_bytes": 1024, "stack_bytes": 0,
                                   "spill_store_bytes": 0, "spill_load_bytes": 0, "barriers": 9})
+
+    def test_device_code_alone(self) -> None:
+        """Nothing of it but what ptxas says: the object is one that links, and holds nothing."""
+        done = self.compiled(CLEAN, "error", 0, "--device-code-alone")
+        self.assertEqual((done.returncode, done.stdout, done.stderr), (0, "", ""))
+        self.assertEqual(json.loads(self.record.read_text())["kernels"][0]["registers"], 168)
+        self.assertEqual(json.loads(self.record.read_text())["source"], "forward/kernel.cu")
+        self.assertNotIn(b"cu -c", self.object.read_bytes())
+        main = self.root / "main.c"
+        main.write_text("int main(void) { return 0; }\n")
+        subprocess.run(["cc", "-o", self.root / "main", main, self.object], check=True)
+        self.assertEqual(sorted(path.name for path in self.root.iterdir()),
+                         ["kernel.o", "kernel.o.ptxas.json", "main", "main.c", "nvcc"])
+        self.assertEqual(self.compiled(SPILLED, "error", 0, "--device-code-alone").returncode, 1)
+        self.assertEqual(self.compiled("kernel.cu(3): error: no\n", "error", 2, "--device-code-alone").returncode, 2)
+        self.assertFalse(self.object.exists())
+
+    def test_spills_may_be_allowed(self) -> None:
+        done = self.compiled(SPILLED, "allowed")
+        self.assertEqual((done.returncode, done.stdout, done.stderr), (0, "", ""))
+        self.assertEqual(json.loads(self.record.read_text())["kernels"][0]["spill_store_bytes"], 40)
 
     def test_other_words_pass_through(self) -> None:
         done = self.compiled("kernel.cu(3): warning #177-D: unused\n" + CLEAN)
