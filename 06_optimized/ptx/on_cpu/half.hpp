@@ -4,6 +4,9 @@
 #include <cstdint>
 #include <cstring>
 
+// As __device__ functions are: the line that reads a number is the kernel's, not one of these.
+#define FA_INLINE __attribute__((always_inline))
+
 // 1 bit for the sign, 8 for the exponent, 7 more digits: the upper half of a float.
 struct __nv_bfloat16 {
   std::uint16_t bits;
@@ -15,7 +18,7 @@ struct __nv_bfloat16 {
     const std::uint32_t to_even = 0x7fff + (b >> 16 & 1);
     bits = std::uint16_t(x != x ? 0x7fff : (b + to_even) >> 16);
   }
-  operator float() const {
+  FA_INLINE operator float() const {
     const std::uint32_t b = std::uint32_t(bits) << 16;
     float x;
     std::memcpy(&x, &b, 4);
@@ -48,7 +51,7 @@ struct __half {
       bits = std::uint16_t(sign | (b + 0xfff + (b >> 13 & 1)) >> 13);
     }
   }
-  operator float() const {
+  FA_INLINE operator float() const {
     const std::uint32_t exponent = bits >> 10 & 31, digits = bits & 1023;
     const std::uint32_t sign = std::uint32_t(bits & 0x8000) << 16;
     float x = float(digits) * 0x1p-24f;
@@ -61,3 +64,5 @@ struct __half {
     return x;
   }
 };
+
+#undef FA_INLINE
