@@ -11,15 +11,16 @@ constexpr int threads = 256;
 // D_i = sum_x dO_ix O_ix;  LSE2_i = log2(e) LSE_i, so that P_ij = 2^(c S_ij - LSE2_i).
 // Eight columns a thread, D / 8 threads a row. The rows of a tile behind the sequence's last get
 // LSE2 = +inf, so that P = 2^-inf = 0. So do rows that saw no key, whose LSE is -inf. Where dQ is
-// added up, its sums begin with 0.
+// added up, its sums begin with 0. The list's last tile comes first: what the next kernel begins
+// with has then just been written, and is in the L2 cache.
 template <int D, class T>
 __global__ void __launch_bounds__(threads)
     before_kernel(Problem p, Backward<T> t, List list, int rows, Passed passed, bool aligned) {
   constexpr int lanes = D / 8;
-  const int n_th = int(blockIdx.x / unsigned(p.Hq));
-  if (n_th >= *list.count) return;
-  const Work& work = list.work[n_th];
-  const std::int64_t h = blockIdx.x % unsigned(p.Hq), all_queries = p.Nq;
+  const unsigned block = gridDim.x - 1 - blockIdx.x;
+  const Work work = list.work[block / unsigned(p.Hq)];
+  if (work.tile < 0) return;
+  const std::int64_t h = block % unsigned(p.Hq), all_queries = p.Nq;
   enter(work, p, t);
   const int x = threadIdx.x % lanes * 8;
   for (int r = threadIdx.x / lanes; r < rows; r += threads / lanes) {
@@ -59,11 +60,10 @@ __global__ void __launch_bounds__(threads)
 template <class T>
 void launch_before(const Problem& p, const Backward<T>& t, const List& list, int rows,
                    const Passed& passed, cudaStream_t stream) {
-  const Side side{false, rows};
   const auto kernel = p.d <= 64    ? before_kernel<64, T>
                       : p.d <= 128 ? before_kernel<128, T>
                                    : before_kernel<256, T>;
-  FA_LAUNCH(kernel, dim3(unsigned(side.most(p) * p.Hq)), dim3(threads), 0, stream, p, t, list, rows,
+  FA_LAUNCH(kernel, dim3(unsigned(list.most * p.Hq)), dim3(threads), 0, stream, p, t, list, rows,
             passed, optimized::in_16_bytes(t.O) && optimized::in_16_bytes(t.dO));
 }
 template void launch_before(const Problem&, const Backward<__half>&, const List&, int,

@@ -32,8 +32,8 @@ __global__ void __launch_bounds__(threads, Tile::D <= 64 ? 3 : 2)
   const int tx = threadIdx.x % 8, r0 = threadIdx.x / 32 * 4 * TR + threadIdx.x % 32 / 8;
   const int d = int(p.d);
   const int n_th = int(blockIdx.x / unsigned(p.Hq));
-  if (n_th >= *list.count) return;  // the host counts tiles that may be needed
   const Work& work = list.work[n_th];
+  if (work.tile < 0) return;  // the host counts tiles that may be needed
   const std::int64_t b = 0, h = blockIdx.x % unsigned(p.Hq), hk = p.key_head(h), all_queries = p.Nq;
   enter(work, p, t);
   const int i0 = work.tile * Br;

@@ -96,8 +96,8 @@ struct Pieces {
     return piece;
   }
   List list(const Problem& p, const Side& side) {
-    int* const count = take<int>(1);
-    return {count, take<Work>(side.most(p))};
+    const std::int64_t most = side.most(p);
+    return {take<Work>(most), int(most)};
   }
 };
 

@@ -85,8 +85,8 @@ __global__ void __launch_bounds__(threads, 2)
   const int v_at = at<D>(by_rows.row, by_rows.chunk);             // and what others differ from it
   offsets_or_list_are_done();
   const int n = int(blockIdx.x / unsigned(p.Hq));
-  if (n >= *list.count) return;  // the host counts tiles that may be needed
   const Work& work = list.work[n];
+  if (work.tile < 0) return;  // the host counts tiles that may be needed
   const std::int64_t b = 0, h = blockIdx.x % unsigned(p.Hq), hk = p.key_head(h), all_queries = p.Nq;
   enter(work, p, t);
   const int i0 = work.tile * Br;

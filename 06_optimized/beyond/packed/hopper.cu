@@ -40,8 +40,9 @@ struct Task {
 
   __device__ Task(const Problem& p, int Br, int Bc, const List& list, int n) {
     const int Hq = int(p.Hq);
-    if (n / Hq >= *list.count) return;
+    if (n / Hq >= list.most) return;
     const Work& work = list.work[n / Hq];
+    if (work.tile < 0) return;
     const int i0 = work.tile * Br;
     h = n % Hq;
     first = work.q0 + i0;

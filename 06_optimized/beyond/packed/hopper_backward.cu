@@ -316,14 +316,15 @@ __global__ void __launch_bounds__(Tiles::threads, 1)
                   const __grid_constant__ Passed passed, float scale) {
   auto& shared = FA_DYNAMIC_SHARED(Shared<Tiles, T>);
   const int n = int(blockIdx.x / unsigned(p.Hkv)), hk = int(blockIdx.x % unsigned(p.Hkv));
-  if (n >= *list.count) return;  // the host counts tiles that may be needed
+  const Work work = list.work[n];
+  if (work.tile < 0) return;  // the host counts tiles that may be needed
   if (threadIdx.x == 0) {
     init(shared.Q_full, shared.Q_free, 4 * Tiles::groups);
     init(shared.dO_full, shared.dO_free, 4 * Tiles::groups);
     fence_barriers();
   }
   __syncthreads();
-  const Place<Tiles::Br> at(p, list.work[n], hk, Tiles::Bc);
+  const Place<Tiles::Br> at(p, work, hk, Tiles::Bc);
   if (uniform(threadIdx.x / 128) == 0) {
     give_registers<24>();
     const int warp = uniform(threadIdx.x / 32);
@@ -339,37 +340,35 @@ __global__ void __launch_bounds__(Tiles::threads, 1)
 
 // ---- what comes behind it ----
 
-// dQ = T(scale dQ), by tiles of 128 rows: backward/0_around.cu for sequences.
+// dQ = T(scale dQ), blocks of 64 x 64 of a tile: backward/0_around.cu for sequences. The last ones
+// first, which have been written last.
 template <class T>
 __global__ void __launch_bounds__(128)
     after_kernel(Problem p, View<T> dQ, List list, float scale, Passed passed, int wide) {
   constexpr int stride = 64 + 8;  // of a row in shared memory: 8 rows lie in different banks
   __shared__ __align__(16) T rows[64 * stride];
-  const int n = int(blockIdx.x / unsigned(p.Hq)), h = int(blockIdx.x % unsigned(p.Hq));
-  if (n >= *list.count) return;
-  const Work& work = list.work[n];
+  const int block = int(gridDim.x - 1 - blockIdx.x), parts = hopper_tile / 64 * wide;
+  const int part = block % parts, h = block / parts % int(p.Hq);
+  const Work work = list.work[block / parts / int(p.Hq)];
+  const int i0 = work.tile * hopper_tile + part / wide * 64, x0 = part % wide * 64;
+  if (work.tile < 0 || i0 >= work.Nq || x0 >= p.d) return;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const std::int64_t row = h * passed.rows + work.padded_row() + work.tile * hopper_tile;
-  for (int part = 0; part < hopper_tile / 64 * wide; ++part) {  // blocks of 64 x 64
-    const int i0 = work.tile * hopper_tile + part / wide * 64, x0 = part % wide * 64;
-    if (i0 >= work.Nq || x0 >= p.d) continue;  // the same for all threads
-    const auto* from = reinterpret_cast<const float4*>(passed.dQ + row * wide * 64 + part * square);
+  const auto* from = reinterpret_cast<const float4*>(passed.dQ + row * wide * 64 + part * square);
 #pragma unroll
-    for (int j = 0; j < 8; ++j) {  // columns 8 j ...: two in this row, two in the row 8 below
-      const float4 sums = from[j * 128 + threadIdx.x];
-      T* to = rows + (16 * warp + lane / 4) * stride + 8 * j + lane % 4 * 2;
-      *reinterpret_cast<std::uint32_t*>(to) = rounded_pair<T>(scale * sums.x, scale * sums.y);
-      *reinterpret_cast<std::uint32_t*>(to + 8 * stride) =
-          rounded_pair<T>(scale * sums.z, scale * sums.w);
-    }
-    __syncthreads();
-    for (int piece = threadIdx.x; piece < 64 * 8; piece += 128) {
-      const int r = piece / 8, x = x0 + piece % 8 * 8;
-      if (i0 + r < work.Nq && x < p.d)
-        *reinterpret_cast<uint4*>(dQ.at(0, h, work.q0 + i0 + r) + x) =
-            *reinterpret_cast<const uint4*>(rows + r * stride + piece % 8 * 8);
-    }
-    __syncthreads();  // before the next block of numbers
+  for (int j = 0; j < 8; ++j) {  // columns 8 j ...: two in this row, two in the row 8 below
+    const float4 sums = from[j * 128 + threadIdx.x];
+    T* to = rows + (16 * warp + lane / 4) * stride + 8 * j + lane % 4 * 2;
+    *reinterpret_cast<std::uint32_t*>(to) = rounded_pair<T>(scale * sums.x, scale * sums.y);
+    *reinterpret_cast<std::uint32_t*>(to + 8 * stride) =
+        rounded_pair<T>(scale * sums.z, scale * sums.w);
+  }
+  __syncthreads();
+  for (int piece = threadIdx.x; piece < 64 * 8; piece += 128) {
+    const int r = piece / 8, x = x0 + piece % 8 * 8;
+    if (i0 + r < work.Nq && x < p.d)
+      *reinterpret_cast<uint4*>(dQ.at(0, h, work.q0 + i0 + r) + x) =
+          *reinterpret_cast<const uint4*>(rows + r * stride + piece % 8 * 8);
   }
 }
 
@@ -384,13 +383,13 @@ void launch(const Problem& p, const Backward<T>& t, const List& of_queries, cons
   constexpr std::size_t shared_bytes = sizeof(Shared<Tiles, T>);
   static_assert(shared_bytes <= most_shared);
   allow_shared_memory(kernel, shared_bytes);
-  const Side queries{false, hopper_tile}, keys{true, hopper_tile};
+  constexpr int wide = Tiles::D / 64, parts = hopper_tile / 64 * wide;
   if (p.Nq > 0) launch_before(p, t, of_queries, hopper_tile, passed, stream);
-  FA_LAUNCH(kernel, dim3(unsigned(keys.most(p) * p.Hkv)), dim3(Tiles::threads), shared_bytes,
+  FA_LAUNCH(kernel, dim3(unsigned(of_keys.most * p.Hkv)), dim3(Tiles::threads), shared_bytes,
             stream, maps, p, t, of_keys, passed, scale);
   if (p.Nq > 0)
-    FA_LAUNCH(after_kernel<T>, dim3(unsigned(queries.most(p) * p.Hq)), dim3(128), 0, stream, p,
-              t.dQ, of_queries, scale, passed, Tiles::D / 64);
+    FA_LAUNCH(after_kernel<T>, dim3(unsigned(of_queries.most * p.Hq * parts)), dim3(128), 0, stream,
+              p, t.dQ, of_queries, scale, passed, wide);
 }
 
 }  // namespace

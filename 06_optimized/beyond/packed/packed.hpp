@@ -115,10 +115,10 @@ struct Side {
   int size;
   std::int64_t most(const Problem& p) const { return (keys ? p.Nk : p.Nq) / size + p.B; }
 };
-// The first `count` are there, each tile once, in its order.
+// Each tile once, in its order. Behind the last one tile = -1.
 struct List {
-  int* count;
-  Work* work;  // [Side::most]
+  Work* work;  // [most]
+  int most;    // Side::most
 };
 
 // to[0 ... B] and to[B + 1 ... 2 B + 1]: the offsets as they count. to[2 B + 2]: 0, for who counts.

@@ -33,8 +33,8 @@ __global__ void __launch_bounds__(threads, 2)
   const int r0 = warp_row + lane / 4;  // this thread's rows of the tile: r0 + 8 i, i < 2 groups
   const int x0 = lane % 4 * 2;         // and its columns of a block: x0, x0 + 1
   const int n_th = int(blockIdx.x / unsigned(p.Hq));
-  if (n_th >= *list.count) return;  // the host counts tiles that may be needed
   const Work& work = list.work[n_th];
+  if (work.tile < 0) return;  // the host counts tiles that may be needed
   const std::int64_t b = 0, h = blockIdx.x % unsigned(p.Hq), hk = p.key_head(h);
   enter(work, p, t);
   const int i0 = work.tile * Br;

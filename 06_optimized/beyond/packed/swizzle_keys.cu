@@ -41,8 +41,8 @@ __global__ void __launch_bounds__(threads, 2)
   const int x0 = lane % 4 * 2;         // and its columns of a block: x0, x0 + 1
   // Counted in int, for the sums need the registers: Nq and Nk are at most 2^30.
   const int n_th = int(blockIdx.x / unsigned(p.Hkv));
-  if (n_th >= *list.count) return;  // the host counts tiles that may be needed
   const Work& work = list.work[n_th];
+  if (work.tile < 0) return;  // the host counts tiles that may be needed
   const int b = 0, hk = int(blockIdx.x % unsigned(p.Hkv)), group = int(p.Hq) / int(p.Hkv);
   enter(work, p, t);
   const int j0 = work.tile * Bc;

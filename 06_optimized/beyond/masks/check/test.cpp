@@ -371,6 +371,10 @@ TEST_F(masks, HopperByName) {
       f.run();
       EXPECT_EQ(f.verdict(), "") << said(m) << ", d = " << d;
     }
+}
+
+TEST_F(masks, HopperWhereNobodyLooks) {
+  if (optimized::device_capability() != 90) GTEST_SKIP() << "hopper is for 9.0 alone";
   // Whole tiles of queries that see nothing, before all others and behind them.
   for (const bool top_left : {true, false})
     for (Int d : {64, 128})
@@ -379,6 +383,10 @@ TEST_F(masks, HopperByName) {
   // Between the key that stays and the window lie tiles that nobody visits.
   right_by<bf16>(walk::Kernel::hopper, sized_as(1, 1, 1, 450, 450, 64), window(20, 0, false, 1),
                  "apart");
+}
+
+TEST_F(masks, HopperRefusesInWords) {
+  if (optimized::device_capability() != 90) GTEST_SKIP() << "hopper is for 9.0 alone";
   const auto why_not = [](Int d, const Meant& m, bool forward) {
     const Spec s = sized_as(1, 1, 1, 20, 130, d);
     Forwards<bf16> f(s, m);
