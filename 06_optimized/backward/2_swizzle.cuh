@@ -51,18 +51,14 @@ __device__ void load(T* tile, const Rows<const T>& X, std::int64_t first, int ro
   }
 }
 
-// S = A B^T: the warp's rows of A, all `cols` rows of B. B's rows are the columns of the operand,
+// S += A B^T: the warp's rows of A, all `cols` rows of B. B's rows are the columns of the operand,
 // so its pairs lie in memory.
 template <int D, int groups, int cols, class T>
-__device__ void product(float (&S)[groups][cols / 8][4], const T* A, const T* B) {
+__device__ void add_product(float (&S)[groups][cols / 8][4], const T* A, const T* B) {
   const RowChunk by_rows = ldmatrix_by_rows(threadIdx.x % 32);
   const RowChunk by_columns = ldmatrix_by_columns(threadIdx.x % 32);
   const int a_at = at<D>(by_rows.row, by_rows.chunk);  // what this lane names to ldmatrix: of the
   const int b_at = at<D>(by_columns.row, by_columns.chunk);  // first block, others differ from it
-#pragma unroll
-  for (auto& of_group : S)
-    for (auto& block : of_group)
-      for (float& s : block) s = 0;
 #pragma unroll 4
   for (int x = 0; x < D / 16; ++x) {
     std::uint32_t A16[groups][4];
@@ -79,6 +75,16 @@ __device__ void product(float (&S)[groups][cols / 8][4], const T* A, const T* B)
       }
     }
   }
+}
+
+// S = A B^T
+template <int D, int groups, int cols, class T>
+__device__ void product(float (&S)[groups][cols / 8][4], const T* A, const T* B) {
+#pragma unroll
+  for (auto& of_group : S)
+    for (auto& block : of_group)
+      for (float& s : block) s = 0;
+  add_product<D, groups, cols>(S, A, B);
 }
 
 // W16 = W rounded to T, as the left operand of a product: columns 16 k to 16 k + 15 are two blocks

@@ -103,10 +103,9 @@ struct Line {
   // [quote changed]
   // (4) s = cap tanh(s / cap) - slope |i + offset - j| + bias, in units of `change`
   __device__ float changed(float s, int x, float bias_x) const {
+    if (built == (with_alibi | behind)) return s;  // start_sums() has done it
     if (has<built>(change, with_cap)) s = change.cap * tanhf(change.per_cap * s);
-    const float away = position - float(x);
-    if (has<built>(change, with_alibi))
-      s = fmaf(-slope, has<built>(change, behind) ? away : fabsf(away), s);
+    if (has<built>(change, with_alibi)) s = fmaf(-slope, fabsf(position - float(x)), s);
     if (has<built>(change, with_bias)) s = fmaf(change.unit, bias_x, s);
     return s;
   }
@@ -118,6 +117,25 @@ struct Line {
   }
   // [end quote]
 };
+
+// What the sums of Q K^T begin with: 0; behind a causal mask, where nothing asks for |.|, all that
+// ALiBi adds: one instruction, for here distances are numbers in the code. position: of the
+// thread's first query, seen from its first key. transposed: rows of S are keys.
+template <int built, bool transposed = false, int groups, int blocks, class T>
+__device__ void start_sums(float (&S)[groups][blocks][4], const Head<built, T>& head,
+                           float position) {
+  const float first = -head.slope * position;
+#pragma unroll
+  for (int g = 0; g < groups; ++g)
+#pragma unroll
+    for (int j = 0; j < blocks; ++j)
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        const int down = 16 * g + e / 2 * 8, across = 8 * j + e % 2;
+        const float nearer = float(transposed ? down - across : across - down);
+        S[g][j][e] = built == (with_alibi | behind) ? fmaf(head.slope, nearer, first) : 0;
+      }
+}
 
 // What a block of the gradient by the bias goes through: the batch entries, heads and rows that
 // share its tile of dbias. Where dbias has a stride of 0, that is all of them.

@@ -95,6 +95,8 @@ __global__ void __launch_bounds__(threads, 2)
 
   const auto step = [&](auto with_mask) {
     constexpr bool masked = decltype(with_mask)::value;
+    float S[groups][Bc / 8][4];
+    start_sums(S, of_head, float(int(i0) + r0 + change.offset - int(j0) - x0));
     cp_async_wait<0>();
     __syncthreads();  // K_j is complete, and V of the tile before no longer read
     // (2) load V_j, and soon K of the next tile
@@ -102,7 +104,6 @@ __global__ void __launch_bounds__(threads, 2)
     cp_async_commit();
 
     // (3) S_ij = Q_i K_j^T. K's rows are the columns of the operand, so its pairs lie in memory.
-    float S[groups][Bc / 8][4] = {};
 #pragma unroll(Sizes::unrolled)
     for (int x = 0; x < D / 16; ++x) {
       auto& Q = Q16[Sizes::Q_in_registers ? x : 0];

@@ -90,6 +90,7 @@ __global__ void __launch_bounds__(threads, 2)
     const bool more = next_h < h_end;
     T* const Qi = Qs + buffer;
     if constexpr (two_Q) buffer ^= Br * D;
+    const Head<built, T> of_head(change, b, h);  // now, for its slope comes from memory
 
     cp_async_wait<0>();
     __syncthreads();  // dO_i and, of two, Q_i are complete, and Q before it is no longer read
@@ -111,8 +112,8 @@ __global__ void __launch_bounds__(threads, 2)
     }
 
     // P_ij^T = 2^(c K_j Q_i^T - LSE2_i);  dS_ij = P_ij (dP_ij - D_i); 0 where row i does not see j
-    product<D, groups, Br>(S, Kj + warp_row * D, Qi);
-    const Head<built, T> of_head(change, b, h);
+    start_sums<built, true>(S, of_head, float(i0 + x0 + change.offset - j0 - r0));
+    add_product<D, groups, Br>(S, Kj + warp_row * D, Qi);
 #pragma unroll
     for (int i = 0; i < Br / 8; ++i) {
       const float2 LSE2_i = *reinterpret_cast<const float2*>(LSE2 + 8 * i + x0);

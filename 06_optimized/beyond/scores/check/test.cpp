@@ -1052,11 +1052,12 @@ TEST_F(scores, RefusesInWords) {
                {"scores: dbias must have a head stride of 0 where the bias has one, got 0"});
   expect_words(back([](B, S s, D, Opt) { s.bias.row = 0; }),
                {"scores: dbias must have a row stride of 0 where the bias has one, got 40"});
-  expect_words(back([&](B, S, D dbias, Opt) { dbias.data = dQ.data(); }),
+  std::vector<float> large(bias.size());  // as dbias, so that it meets nobody else
+  expect_words(back([&](B t, S, D dbias, Opt) { dbias.data = t.dQ.data = large.data(); }),
                {"scores: dbias overlaps dQ"});
   expect_words(back([&](B, S, D dbias, Opt) { dbias.data = bias.data(); }),
                {"scores: dbias overlaps bias"});
-  expect_words(back([&](B, S, D dbias, Opt) { dbias.data = Q.data(); }),
+  expect_words(back([&](B t, S, D dbias, Opt) { t.Q.data = dbias.data = large.data(); }),
                {"scores: dbias overlaps Q"});
   expect_words(back([](B, S, D dbias, Opt) { dbias.row = 39; }),
                {"scores: two rows of dbias share memory"});
