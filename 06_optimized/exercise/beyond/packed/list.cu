@@ -75,12 +75,12 @@ struct Cut {
 };
 
 __global__ void list_kernel(Problem p, const std::int32_t* offsets, Side side, Order order,
-                            List list, int most) {
+                            List list) {
   next_may_start();
   offsets_or_list_are_done();
   const int lane = threadIdx.x % lanes, B = int(p.B);
   const int place = int(blockIdx.x) * warps + int(threadIdx.x) / lanes;
-  if (place >= most) return;  // a warp as a whole
+  if (place >= list.most) return;  // a warp as a whole
 
   // The last sequence whose places do not begin behind this one.
   const std::int32_t* begin = offsets + (side.keys ? B + 1 : 0);
@@ -98,7 +98,8 @@ __global__ void list_kernel(Problem p, const std::int32_t* offsets, Side side, O
   const int work = there ? cut.work(tile) : 0, most_work = cut.most_work();
 
   // Of every other sequence all tiles that come before this one; of its own, those with more work.
-  int before = 0, all = 0;
+  // And places before this one that stay empty: they are listed behind all tiles.
+  int before = 0, all = 0, empty = lane == 0 ? place : 0;
   for (int b = lane; b < B; b += lanes) {
     const Cut other(p, sequence(offsets, B, b), side);
     const int tiles = other.tiles(), most_there = other.most_work();
@@ -119,13 +120,14 @@ __global__ void list_kernel(Problem p, const std::int32_t* offsets, Side side, O
     }
     before += earlier;
     all += tiles;
+    empty -= b < mine ? tiles : b == mine ? max(0, min(tile, tiles)) : 0;
   }
   for (int bits = lanes / 2; bits > 0; bits /= 2) {
     before += __shfl_xor_sync(0xffffffff, before, bits);
     all += __shfl_xor_sync(0xffffffff, all, bits);
+    empty += __shfl_xor_sync(0xffffffff, empty, bits);
   }
-  if (lane == 0 && place == 0) *list.count = all;
-  if (lane == 0 && there) list.work[before] = {s, mine, tile};
+  if (lane == 0) list.work[there ? before : all + empty] = {s, mine, there ? tile : -1};
 }
 
 }  // namespace
@@ -136,14 +138,12 @@ void launch_offsets(const Problem& p, const Sequences& s, std::int32_t* to, cuda
 
 void launch_list(const Problem& p, const std::int32_t* offsets, const Side& side, Order order,
                  const List& list, cudaStream_t stream) {
-  const int most = int(side.most(p));
-  const dim3 blocks(unsigned((most + warps - 1) / warps));
+  const dim3 blocks(unsigned((list.most + warps - 1) / warps));
   if (waits_itself(list_kernel))
     FA_LAUNCH_EARLY(list_kernel, blocks, dim3(lanes * warps), 0, stream, p, offsets, side, order,
-                    list, most);
+                    list);
   else
-    FA_LAUNCH(list_kernel, blocks, dim3(lanes * warps), 0, stream, p, offsets, side, order, list,
-              most);
+    FA_LAUNCH(list_kernel, blocks, dim3(lanes * warps), 0, stream, p, offsets, side, order, list);
 }
 
 }  // namespace fa::packed

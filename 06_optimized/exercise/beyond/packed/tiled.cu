@@ -34,8 +34,8 @@ __global__ void tiled_kernel(Problem p, Forward<float> t, List list, float scale
 
   const int lane = threadIdx.x % lanes, warp = threadIdx.x / lanes, d = int(p.d);
   const int n = int(blockIdx.x / unsigned(p.Hq));
-  if (n >= *list.count) return;  // the host counts tiles that may be needed
   const Work& work = list.work[n];
+  if (work.tile < 0) return;  // the host counts tiles that may be needed
   const std::int64_t b = 0, h = blockIdx.x % unsigned(p.Hq), all_queries = p.Nq;
   enter(work, p, t);
   std::int64_t i0 = 0;
