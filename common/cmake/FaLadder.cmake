@@ -181,7 +181,7 @@ function(fa_ladder_for_cpu target)
   elseif(FA_SANITIZE AND CMAKE_CXX_COMPILER_ID MATCHES "Clang")  # which takes four times as long for -O1 as it saves here
     target_compile_options(${target} PRIVATE -O0)
   else()
-    target_compile_options(${target} PRIVATE $<IF:$<CXX_COMPILER_ID:GNU>,-Og,-O1>)  # runs as fast as with -O1
+    target_compile_options(${target} PRIVATE ${FA_EMULATED_FAST})
   endif()
 endfunction()
 
