@@ -25,7 +25,7 @@
 #   mutants                stage06.mutant.*: on the CPU, in the order of time that check/mutants.txt names;
 #                          where a GPU answers, those that time does not decide there, too: *.on_gpu
 #                          stage06.unmutated.*: where none is chosen, these tests pass
-#   skeletons              stage06.skeleton.*: as it is, none may pass the tests on the CPU
+#   skeletons              stage06.skeleton.*: as it is, none may pass the tests on the CPU; of all levels they compile
 #   exercise06_tests, hunt06_tests   the tests on the reader's own headers and kernels, on demand
 # ptxas.py watches each kernel being compiled: see there what ends a build.
 function(fa_add_ladder id name)
@@ -480,7 +480,7 @@ function(fa_ladder_mutants reason)
   endforeach()
 endfunction()
 
-# Of headers and of kernels: as it is, none may pass on the CPU.
+# Of headers and of kernels: as it is, none may pass on the CPU; of levels 2 and 3 they must compile.
 function(fa_ladder_skeletons)
   if(NOT FA_MUTANTS OR NOT BUILD_TESTING)
     return()
@@ -492,10 +492,19 @@ function(fa_ladder_skeletons)
       fa_skeleton(${file} ${level})
       if(file IN_LIST S_LESSON)
         fa_ladder_layouts_tests(${target} ${file} ${skeleton})
-        fa_judge_skeleton(${stage} ${target} ${test})
-      else()
+      elseif(level EQUAL 1)
         fa_ladder_family(family ${file})
         fa_ladder_on_cpu_tests(${target} ${file} ${skeleton})
+      else()
+        fa_stage_object(${target} on_cpu ${skeleton})
+        fa_ladder_for_cpu(${target})
+        target_compile_options(${target} PRIVATE -w)
+      endif()
+      if(level GREATER 1)
+        fa_compiled_skeleton(${stage} ${target})
+      elseif(file IN_LIST S_LESSON)
+        fa_judge_skeleton(${stage} ${target} ${test})
+      else()
         fa_judge_skeleton(${stage} ${target} ${test} --suite ${family})
       endif()
     endforeach()

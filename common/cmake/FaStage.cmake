@@ -15,7 +15,7 @@
 #   stage01_all     builds all of these
 #   mutants         registered as stage01.mutant.*: each must be caught by the test that it names; and as
 #                   stage01.unmutated.*, of a program of many mutants: where none is chosen, these tests pass
-#   skeletons       registered as stage01.skeleton.*, of all levels: as it is, none may pass the tests
+#   skeletons       registered as stage01.skeleton.*: as it is, none may pass the tests; of all levels they must compile
 #   exercise01_tests, hunt01_tests   the same tests on the reader's own files, if there are any; built
 #                   on demand and run by common/practice, not among the others
 # and for a CUDA stage, 04, stage04_on_cpu[_tests] and stage04_on_gpu[_tests], registered as
@@ -320,7 +320,8 @@ macro(fa_mutated output command what)
   add_custom_command(OUTPUT ${mutated}
     COMMAND ${Python3_EXECUTABLE} ${FA_MUTANTS_TOOL} ${command} ${ARGN}
             ${CMAKE_CURRENT_SOURCE_DIR}/check/mutants.txt ${what} ${CMAKE_CURRENT_SOURCE_DIR} -o ${mutated}
-    DEPENDS check/mutants.txt ${file} ${FA_MUTANTS_TOOL} VERBATIM)
+    # Whole paths: of a relative one CMake takes any output that ends like it for what is meant.
+    DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/check/mutants.txt ${CMAKE_CURRENT_SOURCE_DIR}/${file} ${FA_MUTANTS_TOOL} VERBATIM)
 endmacro()
 
 # The ${mutant}, judged by a command of mutants.py.
@@ -341,22 +342,26 @@ function(fa_held result folder)
   set(${result} "${found}" PARENT_SCOPE)
 endfunction()
 
-# No skeleton may pass as it is, of no level.
+# No skeleton may pass as it is. Those of levels 2 and 3, which lack what the first one lacks and more, must compile.
 function(fa_stage_skeletons stage library variant)
   if(NOT FA_MUTANTS OR NOT BUILD_TESTING)
     return()
   endif()
   fa_held(files ${dir}/exercise ${S_LESSON})
   foreach(file IN LISTS files)
-    foreach(level IN ITEMS 1 2 3)
+    fa_skeleton(${file} 1)
+    fa_stage_tests(${target} ${library} "${variant}" ${file} ${skeleton})
+    fa_judge_skeleton(${stage} ${target} ${test})
+    foreach(level IN ITEMS 2 3)
       fa_skeleton(${file} ${level})
-      fa_stage_tests(${target} ${library} "${variant}" ${file} ${skeleton})
-      fa_judge_skeleton(${stage} ${target} ${test})
+      fa_stage_object(${target} "${variant}" ${skeleton})
+      target_compile_options(${target} PRIVATE ${FA_COMPILED_FAST} -w)
+      fa_compiled_skeleton(${stage} ${target})
     endforeach()
   endforeach()
 endfunction()
 
-# In the caller: the ${skeleton} of a file at a level, made when built, and the ${test} and the ${target} that judge it.
+# In the caller: the ${skeleton} of a file at a level, made when built, the ${target} for it, and the ${test} of the first.
 macro(fa_skeleton file level)
   string(REGEX REPLACE "[.][a-z]+$" "" name ${file})
   string(MAKE_C_IDENTIFIER ${name} name)
@@ -364,19 +369,23 @@ macro(fa_skeleton file level)
   set(test ${stage}.skeleton.${name})
   if(${level} GREATER 1)
     string(APPEND target _level${level})
-    string(APPEND test .level${level})
   endif()
   set(skeleton ${CMAKE_CURRENT_BINARY_DIR}/skeletons/level${level}/${file})
   add_custom_command(OUTPUT ${skeleton}
     COMMAND ${Python3_EXECUTABLE} ${FA_MARKS_TOOL} skeleton ${CMAKE_CURRENT_SOURCE_DIR}/${file} --level ${level} --for-one-type
             -o ${skeleton}
-    DEPENDS ${file} ${FA_MARKS_TOOL} VERBATIM)
+    DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/${file} ${FA_MARKS_TOOL} VERBATIM)
 endmacro()
 
 function(fa_judge_skeleton stage target test)
   add_dependencies(${stage}_all ${target})
   add_test(NAME ${test} COMMAND ${Python3_EXECUTABLE} ${FA_MUTANTS_TOOL} skeleton $<TARGET_FILE:${target}> ${ARGN})
   set_tests_properties(${test} PROPERTIES LABELS "${stage};mutant" SKIP_RETURN_CODE 77)
+endfunction()
+
+function(fa_compiled_skeleton stage target)
+  set_target_properties(${target} PROPERTIES EXCLUDE_FROM_ALL TRUE)
+  add_dependencies(${stage}_all ${target})
 endfunction()
 
 # The tests on the reader's own files, and on the one with a planted mistake. Of the reader's, each
@@ -426,7 +435,7 @@ function(fa_woven result files)
       set(tools ${PROJECT_SOURCE_DIR}/common/practice)
       add_custom_command(OUTPUT ${out}
         COMMAND ${Python3_EXECUTABLE} ${tools}/weave.py ${dir} mine/${file} -o ${out} ${type}
-        DEPENDS mine/${file} ${file} check/practice.txt ${tools}/weave.py ${tools}/marks.py VERBATIM)
+        DEPENDS ${dir}/mine/${file} ${dir}/${file} ${dir}/check/practice.txt ${tools}/weave.py ${tools}/marks.py VERBATIM)
       list(APPEND woven ${out})
     endforeach()
   endforeach()

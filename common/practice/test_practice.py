@@ -542,6 +542,15 @@ class Practice(unittest.TestCase):
 class Lessons(unittest.TestCase):
     """What must hold for the course's own lessons."""
 
+    def test_later_levels_lack_what_the_first_lacks(self) -> None:
+        """So a skeleton of theirs fails if that of the first does, and has no program of its own."""
+        for stage in STAGES:
+            for lesson in marked_lessons(stage):
+                for level in LEVELS[1:]:
+                    for hole in lesson.holes(1):
+                        self.assertTrue(any(there.first <= hole.first and hole.last <= there.last for there in lesson.holes(level)),
+                                        f"{lesson.label}: level {level} has {hole.name}")
+
     def test_a_skeleton_filled_in_is_the_lesson(self) -> None:
         for stage in STAGES:
             for lesson in marked_lessons(stage):
