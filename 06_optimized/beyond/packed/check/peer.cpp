@@ -1,26 +1,14 @@
 // Packed sequences as C functions, for packed_bench.py; part of libstage06_peer.so. And the batch
 // of padded sequences that they stand for, by `fa2` and the backward's `swizzle`, or by `hopper`,
 // with key lengths.
-#include <cstdint>
 #include <stdexcept>
 #include <string>
 
 #include "06_optimized/backward.hpp"
+#include "06_optimized/beyond/packed/check/peer.hpp"
 #include "06_optimized/beyond/packed/packed.hpp"
 #include "06_optimized/optimized.hpp"
 #include "common/measure/peers/peer.hpp"
-
-// Tensors without gaps: [tokens, heads, d], LSE [Hq, Nq]; if padded, [B, N, heads, d], LSE
-// [B, Hq, N]. causal as in fa::Causal, order as in packed::Order.
-extern "C" struct fa_packed_call {
-  std::int64_t B, Hq, Hkv, Nq, Nk, d, causal, order;
-  std::int64_t dtype;   // 0 fp32, 1 fp16, 2 bf16
-  std::int64_t kernel;  // 1 fa2 and swizzle, 2 hopper
-  std::int64_t scratch_bytes;
-  void *Q, *K, *V, *O, *LSE, *dO, *dQ, *dK, *dV;
-  void *queries, *keys, *lengths;  // offsets, int32 [B + 1]; if padded, int64 [B]
-  void *scratch, *stream;
-};
 
 namespace {
 
