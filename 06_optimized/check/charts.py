@@ -84,7 +84,7 @@ MASK = ("none", "causal")
 def charts(r: Results) -> list[Chart | Table]:
     items = [item for p in (FORWARD, BACKWARD) for item in (
         ladder(r, p), *(speed(r, p, d) for d in (64, 128, 256)), *(ratios(r, p, chip) for chip in ("hot", "cool")),
-        errors(r, p), groups(r, p)) if item]
+        errors(r, p), groups(r, p), line_through(r, p)) if item]
     items += [chart for causal in (0, 1) if (chart := passes(r, causal))]
     if step := steps(r):
         items.append(step)
@@ -307,6 +307,38 @@ def steps(r: Results) -> Table | None:
                               significant(1e-12 * median(some, "flops")),
                               f"{ratio(rival, some, 'time').mid:.2f}" if rival else "–"])
     return table(r, BACKWARD, "steps", ["a step by", "chip", "ms", "TFLOP/s", "speed relative to cuDNN"], lines)
+
+
+def line_through(r: Results, p: Pass) -> Table | None:
+    """Times are nearly a line over the number of steps: its slope is what a step takes, the rest is there at any N."""
+    lines = []
+    for d, causal in SIZES:
+        for stage, variant, label in (("stage06", next(iter(p.final)), p.final[next(iter(p.final))]), ("peer", "fa3", FA3),
+                                      ("peer", "cudnn", PEERS["cudnn"])):
+            by = {n: some for n, some in group(rows(r, p.what, variant, "cool", stage, d=d, causal=causal), "N").items()
+                  if n >= 1024}  # at 512 there is no steady state
+            if len(by) < 3:
+                continue
+            # On each SM; B N = 16,384 tokens and H d = 2048 are as many tiles at any N.
+            tiles = 128 * 2048 / d / int(r.context["cores"])
+            steps = [tiles * (n / 128 + 1) / 2 if causal else tiles * n / 128 for n in map(float, by)]
+            times = [1e6 * median(some, "time") for some in by.values()]
+            step, rest = line_of(steps, times)
+            off = max(abs((step * x + rest) / y - 1) for x, y in zip(steps, times))
+            roof = median_of([row.counters["roof"] for row in rows(r, p.what, next(iter(p.final)), "cool", d=d, causal=causal)])
+            product = 1e6 * (4 if p is FORWARD else 10) * 128 * 128 * d * int(r.context["cores"]) / roof
+            lines.append([f"{d}", MASK[causal], label, f"{step:.3f}", f"{100 * product / step:.0f} %", f"{rest / tiles:.2f}",
+                          f"{100 * off:.1f} %"])
+    return table(r, p, f"{p.prefix}step_and_rest", ["d", "mask", "who", "a step, µs", "of the matrix product", "the rest, µs a tile",
+                                                  "off by, at most"], lines)
+
+
+def line_of(x: Sequence[float], y: Sequence[float]) -> tuple[float, float]:
+    """Slope and height at 0 of the line whose relative errors are least, in the sum of their squares."""
+    a, b = [u / v for u, v in zip(x, y)], [1 / v for v in y]  # 1 = slope a + height b
+    aa, ab, bb = (sum(u * v for u, v in zip(*pair)) for pair in ((a, a), (a, b), (b, b)))
+    by = aa * bb - ab * ab
+    return (bb * sum(a) - ab * sum(b)) / by, (aa * sum(b) - ab * sum(a)) / by
 
 
 def cycles() -> Table:
