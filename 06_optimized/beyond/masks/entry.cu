@@ -87,10 +87,10 @@ void check_kernel([[maybe_unused]] const Problem& p, [[maybe_unused]] bool forwa
     const char* const name = forward ? "fa2" : "swizzle";
     const std::string why = optimized::wrong_capability(name, 80, optimized::device_capability());
     require(why.empty(), who, ": ", why);
-    require(!forward || float(p.softmax_scale()) > 0, who, ": fa2: scale must be > 0 in fp32, got ",
+    require(!forward || float(p.softmax_scale()) > 0, who, ": scale must be > 0 in fp32, got ",
             p.softmax_scale(), "; the maximum is taken before scaling");
     const std::string wrong = optimized::wrong_scale(p);
-    require(wrong.empty(), who, ": ", name, wrong);
+    require(wrong.empty(), who, wrong);
   }
 }
 

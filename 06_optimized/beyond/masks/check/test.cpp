@@ -1002,7 +1002,7 @@ TEST_F(masks, TensorCoresWantAPositiveScale) {
   Spec s = sized_as(1, 1, 1, 20, 20, 16);
   s.p.scale = -0.125;
   Forwards<bf16> f(s, {});
-  expect_words(refusal([&] { f.run(); }), {"masks: fa2: scale must be > 0 in fp32, got -0.125"});
+  expect_words(refusal([&] { f.run(); }), {"masks: scale must be > 0 in fp32, got -0.125"});
   both_right<float>(s, window(5, 5), "fp32 takes any");
 }
 #endif
