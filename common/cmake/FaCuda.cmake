@@ -59,6 +59,7 @@ set(FA_CUDA_FAST "")
 if(FA_CUDA_QUICK)
   set(CMAKE_CUDA_FLAGS_RELEASE "-O0 -DNDEBUG")
   list(TRANSFORM CMAKE_CUDA_ARCHITECTURES APPEND -real REGEX "^[0-9]+$")
+  add_compile_definitions(FA_ONE_FOR_FP16)  # scores' kernels: one in fp16 for all changes, in bf16 one for each
   if(CMAKE_CUDA_COMPILER_VERSION VERSION_GREATER_EQUAL 13)
     set(FA_CUDA_FAST $<$<COMPILE_LANGUAGE:CUDA>:--Ofast-compile=max>)
   endif()

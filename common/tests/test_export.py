@@ -153,7 +153,7 @@ class OnTheEmulator(unittest.TestCase):
 
     @classmethod
     def compile(cls, *words: str) -> None:
-        subprocess.run([CXX, "-std=c++20", "-O1", "-DFA_EMULATED", "-Wno-unknown-pragmas", f"-I{ROOT}", *words], cwd=cls.folder,
+        subprocess.run([CXX, "-std=c++20", "-Og", "-DFA_EMULATED", "-Wno-unknown-pragmas", f"-I{ROOT}", *words], cwd=cls.folder,
                        check=True)
 
     def result(self, file: str, *launches: str, defect: tuple[str, str] = ("", "")) -> tuple[int, str]:

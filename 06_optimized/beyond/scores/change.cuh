@@ -26,26 +26,32 @@ void with_built([[maybe_unused]] const Change<T>& change, std::int64_t d, const 
   };
   if (d > 128)
     return f(std::integral_constant<int, with_all>(), std::integral_constant<int, 256>());
-#ifdef FA_ONE_FOR_ALL  // it has all lines; for builds in which a sanitizer or a mistake is at work
-  with_width(std::integral_constant<int, with_all>());
+#if defined(FA_ONE_FOR_ALL)  // it has all lines; where a sanitizer or a mistake is at work
+  constexpr bool one = true;
+#elif defined(FA_ONE_FOR_FP16)  // where there is no GPU to run them: bf16 has one for each
+  constexpr bool one = std::is_same_v<T, __half>;
 #else
-  switch (change.parts) {
-    case 0:
-      return with_width(std::integral_constant<int, 0>());
-    case with_alibi:
-      return with_width(std::integral_constant<int, with_alibi>());
-    case with_alibi | behind:
-      return with_width(std::integral_constant<int, with_alibi | behind>());
-    case with_cap:
-      return with_width(std::integral_constant<int, with_cap>());
-    case with_bias:
-      return with_width(std::integral_constant<int, with_bias>());
-    case with_rotary:
-      return with_width(std::integral_constant<int, with_rotary>());
-    default:
-      return with_width(std::integral_constant<int, with_all>());
-  }
+  constexpr bool one = false;
 #endif
+  if constexpr (one)
+    with_width(std::integral_constant<int, with_all>());
+  else
+    switch (change.parts) {
+      case 0:
+        return with_width(std::integral_constant<int, 0>());
+      case with_alibi:
+        return with_width(std::integral_constant<int, with_alibi>());
+      case with_alibi | behind:
+        return with_width(std::integral_constant<int, with_alibi | behind>());
+      case with_cap:
+        return with_width(std::integral_constant<int, with_cap>());
+      case with_bias:
+        return with_width(std::integral_constant<int, with_bias>());
+      case with_rotary:
+        return with_width(std::integral_constant<int, with_rotary>());
+      default:
+        return with_width(std::integral_constant<int, with_all>());
+    }
 }
 
 // One head: its slope, in units of `change`, and where its bias begins.

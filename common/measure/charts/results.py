@@ -22,6 +22,7 @@ PRIVATE_KEYS = ("host_name", "executable")
 MAX_BYTES = 2 << 20
 MOST_ROUNDS = 1000
 SECONDS = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0}
+KIND = ("stage", "what", "variant")
 NOT_COUNTERS = {"family_index", "per_family_instance_index", "repetitions", "repetition_index",
                 "threads", "iterations", "real_time", "cpu_time"}
 POSITIVE = {"real_time", "flops", "roof", "bytes_per_second"}
@@ -98,7 +99,16 @@ class Results:
 
     def select(self, **where: object) -> list[Row]:
         """The rows with these properties, e.g. select(what='forward', variant='naive', d=64)."""
-        return [row for row in self.rows if row.matches(where)]
+        kind = tuple(where.get(name) for name in KIND)
+        rows = self.rows if None in kind else self._of_kind.get(kind, [])  # thousands of rows, asked thousands of times
+        return [row for row in rows if row.matches(where)]
+
+    @cached_property
+    def _of_kind(self) -> dict[tuple[object, ...], list[Row]]:
+        kinds: dict[tuple[object, ...], list[Row]] = {}
+        for row in self.rows:
+            kinds.setdefault(tuple(row.properties[name] for name in KIND), []).append(row)
+        return kinds
 
     @property
     def is_gpu(self) -> bool:
