@@ -311,26 +311,25 @@ def steps(r: Results) -> Table | None:
 
 def line_through(r: Results, p: Pass) -> Table | None:
     """Times are nearly a line over the number of steps: its slope is what a step takes, the rest is there at any N."""
+    sms, best = int(r.context["cores"]), next(iter(p.final))
     lines = []
     for d, causal in SIZES:
-        for stage, variant, label in (("stage06", next(iter(p.final)), p.final[next(iter(p.final))]), ("peer", "fa3", FA3),
-                                      ("peer", "cudnn", PEERS["cudnn"])):
+        tiles = 128 * 2048 / d / sms  # on each SM; B N = 16,384 tokens and H d = 2048 are as many at any N
+        flop = (4 if p is FORWARD else 10) * 128 * 128 * d  # of a step
+        for stage, variant, label in (("stage06", best, p.final[best]), ("peer", "fa3", FA3), ("peer", "cudnn", PEERS["cudnn"])):
             by = {n: some for n, some in group(rows(r, p.what, variant, "cool", stage, d=d, causal=causal), "N").items()
                   if n >= 1024}  # at 512 there is no steady state
             if len(by) < 3:
                 continue
-            # On each SM; B N = 16,384 tokens and H d = 2048 are as many tiles at any N.
-            tiles = 128 * 2048 / d / int(r.context["cores"])
-            steps = [tiles * (n / 128 + 1) / 2 if causal else tiles * n / 128 for n in map(float, by)]
+            steps = [tiles * (n / 128 + 1) / 2 if causal else tiles * n / 128 for n in by]
             times = [1e6 * median(some, "time") for some in by.values()]
             step, rest = line_of(steps, times)
             off = max(abs((step * x + rest) / y - 1) for x, y in zip(steps, times))
-            roof = median_of([row.counters["roof"] for row in rows(r, p.what, next(iter(p.final)), "cool", d=d, causal=causal)])
-            product = 1e6 * (4 if p is FORWARD else 10) * 128 * 128 * d * int(r.context["cores"]) / roof
-            lines.append([f"{d}", MASK[causal], label, f"{step:.3f}", f"{100 * product / step:.0f} %", f"{rest / tiles:.2f}",
-                          f"{100 * off:.1f} %"])
-    return table(r, p, f"{p.prefix}step_and_rest", ["d", "mask", "who", "a step, µs", "of the matrix product", "the rest, µs a tile",
-                                                  "off by, at most"], lines)
+            roof = median_of([row.counters["roof"] for row in rows(r, p.what, best, "cool", d=d, causal=causal)])
+            lines.append([f"{d}", MASK[causal], label, f"{step:.3f}", f"{100 * 1e6 * flop * sms / roof / step:.0f} %",
+                          f"{rest / tiles:.2f}", f"{100 * off:.1f} %"])
+    return table(r, p, f"{p.prefix}step_and_rest",
+                 ["d", "mask", "who", "a step, µs", "of the matrix product", "the rest, µs a tile", "off by, at most"], lines)
 
 
 def line_of(x: Sequence[float], y: Sequence[float]) -> tuple[float, float]:

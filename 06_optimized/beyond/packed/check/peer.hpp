@@ -1,4 +1,4 @@
-// What packed_bench.py asks of packed sequences as C functions, ours and a peer's.
+// What packed_bench.py asks of packed sequences as C functions.
 #pragma once
 #include <cstdint>
 
