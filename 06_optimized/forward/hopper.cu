@@ -9,7 +9,7 @@
 //   K, V free       loader       a thread of each group                    1 a group
 //   O left          loader       a lane of each warp, where O leaves       4 a group
 //                                through V's buffers
-//   turn, zeros and carried are numbered barriers, see there
+//   turn, own and carried are numbered barriers, see there
 // A step    group 1   S P V | softmax         | S P V | softmax         |
 //           group 2          | S P V | softmax         | S P V | ...
 //           S of block j and O += P V of the block before are issued together, in turns.
@@ -31,8 +31,8 @@ namespace {
 constexpr bool clamp = true;  // a row that has seen nothing: see new_maximum_of()
 
 // The numbered barriers: whose turn it is to issue products, one for each group; a group's own,
-// when it has filled V with zeros; the loader's own, when it has carried a tile.
-constexpr int turn = 1, zeros = 5, carried = 8;
+// when it has filled V with zeros or only looked on; the loader's own, when it has carried a tile.
+constexpr int turn = 1, own = 5, carried = 8;
 
 template <class Tiles, class T>
 struct Shared {
@@ -126,10 +126,10 @@ __device__ void compute(Shared<Tiles, T>& shared, const ForwardMaps& maps, const
     if (Tiles::groups == 3 && 64 * group >= task.rows) {  // no rows: says what others wait for
       for (int n = 0; n < task.blocks; ++n, kv.next()) {
         wait(&shared.K_full[kv.at], kv.phase);
-        if (leader) arrive(&shared.K_free[kv.at]);
         if (n > 0) my_turn(), next_turn();
         wait(&shared.V_full[kv.at], kv.phase);
-        if (leader) arrive(&shared.V_free[kv.at]);
+        sync(own + group, 128);  // its last warp, too, has found these phases
+        if (leader) arrive(&shared.K_free[kv.at]), arrive(&shared.V_free[kv.at]);
       }
       release_Q();
       continue;
@@ -162,7 +162,7 @@ __device__ void compute(Shared<Tiles, T>& shared, const ForwardMaps& maps, const
     }
     if (const int seen = task.length - j * Bc; Tiles::tma && task.length < p.Nk && seen < Bc) {
       wait(&shared.V_full[kv.at], kv.phase);
-      clear<Tiles>(shared.V[kv.at], seen, zeros + group);
+      clear<Tiles>(shared.V[kv.at], seen, own + group);
     }
 
     // A step: S of block j and O += P V of the block before are under way together, and the softmax
