@@ -2,11 +2,13 @@
 
 #include <dlfcn.h>
 
+#include <algorithm>
+#include <charconv>
+#include <cstdio>
 #include <cstdlib>
-#include <fstream>
 #include <map>
 #include <mutex>
-#include <sstream>
+#include <string_view>
 #include <vector>
 
 #include "common/core/check.hpp"
@@ -37,25 +39,71 @@ template <class... Why>
   std::abort();
 }
 
-File read(const std::string& path, const std::string& gpu) {
-  std::ifstream in(path);
+// Words of a line, in order. Without streams: where a library brings a C++ library of its own into
+// somebody else's process, the two may disagree on what a locale holds, and to read a number ends
+// the process.
+class Words {
+ public:
+  explicit Words(std::string_view line) : rest_(line) {}
+
+  bool next(std::string& word) {
+    const std::size_t begin = std::min(rest_.find_first_not_of(' '), rest_.size());
+    const std::size_t end = std::min(rest_.find(' ', begin), rest_.size());
+    word = rest_.substr(begin, end - begin);
+    rest_.remove_prefix(end);
+    return !word.empty();
+  }
+  bool next(std::int64_t& number) {
+    std::string word;
+    if (!next(word)) return false;
+    const char* const end = word.data() + word.size();
+    const auto [stopped, error] = std::from_chars(word.data(), end, number);
+    return error == std::errc() && stopped == end;
+  }
+  std::string all() {  // that are left
+    rest_.remove_prefix(std::min(rest_.find_first_not_of(' '), rest_.size()));
+    return std::string(rest_);
+  }
+
+ private:
+  std::string_view rest_;
+};
+
+std::string text_of(const std::string& path) {
+  std::string text;
+  std::FILE* const in = std::fopen(path.c_str(), "r");
   if (!in) refuse(path, "cannot be read");
+  char some[4096];
+  while (const std::size_t n = std::fread(some, 1, sizeof some, in)) text.append(some, n);
+  const bool failed = std::ferror(in);  // a folder, say
+  std::fclose(in);
+  if (failed) refuse(path, "cannot be read");
+  return text;
+}
+
+File read(const std::string& path, const std::string& gpu) {
+  const std::string text = text_of(path);
   File file{path, {}};
-  std::string line, measured_on;
+  std::string measured_on;
   bool complete = false;
-  for (int number = 1; std::getline(in, line); ++number) {
-    std::istringstream words(line);
+  int number = 0;
+  for (std::size_t begin = 0; begin < text.size();) {
+    const std::size_t end = std::min(text.find('\n', begin), text.size());
+    const std::string line = text.substr(begin, end - begin);
+    begin = end + 1;
+    ++number;
+    Words words(line);
     std::string word, kernel, sources, mask;
-    words >> word;
+    words.next(word);
     const auto broken = [&] { refuse(path, "line ", number, " cannot be read: '", line, "'"); };
     if (complete) broken();
     if (number == 1) {
       if (line != "tuned 1") refuse(path, "is not a file of ./learn tune");
     } else if (word == "gpu") {
-      std::getline(words >> std::ws, measured_on);
+      measured_on = words.all();
       if (measured_on != gpu) refuse(path, "was measured on ", measured_on, ", this GPU is ", gpu);
     } else if (word == "kernel") {
-      if (!(words >> kernel >> sources)) broken();
+      if (!words.next(kernel) || !words.next(sources)) broken();
       const char* here = sources_of(kernel);
       if (!here) refuse(path, "has a kernel that this build does not know, '" + kernel + "'");
       if (sources != here)
@@ -63,8 +111,8 @@ File read(const std::string& path, const std::string& gpu) {
                ", than this program was built from, ", here);
     } else if (word == "cell") {
       Cell cell;
-      if (!(words >> cell.kernel >> cell.d >> mask >> cell.N >> cell.library) ||
-          (mask != "none" && mask != "causal"))
+      if (!words.next(cell.kernel) || !words.next(cell.d) || !words.next(mask) ||
+          !words.next(cell.N) || !words.next(cell.library) || (mask != "none" && mask != "causal"))
         broken();
       cell.masked = mask == "causal";
       file.cells.push_back(cell);
