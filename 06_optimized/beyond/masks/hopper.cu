@@ -7,7 +7,8 @@
 //
 //   load, compute  as hopper's, but that they walk (hopper.cuh)
 //   finish         and with a sink
-//   launch_hopper  which Tiles: 128 rows, since the rows of a taller tile have more edges
+//   launch_hopper  which Tiles: for d <= 64 and a narrow window 128 rows, since the rows of a
+//                  taller tile have more edges
 #include <algorithm>
 
 #include "06_optimized/beyond/masks/hopper.cuh"
@@ -332,6 +333,8 @@ void launch_hopper(const Problem& p, const Pattern& pattern, const Forward<T>& t
   if (p.d > 64 && pattern.left + pattern.right < 2048)
     return launch<D128Short>(p, pattern, t, scale, stream);
   if (p.d > 64) return launch<D128>(p, pattern, t, scale, stream);
+  if (p.Nq > 1024 && pattern.left + pattern.right >= 1024)
+    return launch<D64>(p, pattern, t, scale, stream);
   launch<D64Short>(p, pattern, t, scale, stream);
 }
 

@@ -373,6 +373,21 @@ TEST_F(masks, HopperByName) {
     }
 }
 
+// What an edge may cut, where it has many: tiles of 192 rows, which wide windows get.
+TEST_F(masks, HopperWithTallTiles) {
+  if (optimized::device_capability() != 90) GTEST_SKIP() << "hopper is for 9.0 alone";
+  Meant m = window(1000, 30, false, 3);
+  m.sinks = {0.5f}, m.prefix = {70};
+  for (const Spec& s : {sized_as(1, 2, 1, 1100, 250, 64), sized_as(1, 1, 1, 1300, 1300, 40),
+                        sized_as(1, 2, 1, 1250, 400, 64, Causal::none, {330})}) {
+    m.sinks.resize(s.p.Hq, -1.f);
+    Forwards<bf16> f(s, m);
+    f.kernel = walk::Kernel::hopper;
+    f.run();
+    EXPECT_EQ(f.verdict(), "") << said(m) << ", " << s.name();
+  }
+}
+
 TEST_F(masks, HopperWhereNobodyLooks) {
   if (optimized::device_capability() != 90) GTEST_SKIP() << "hopper is for 9.0 alone";
   // Whole tiles of queries that see nothing, before all others and behind them.
@@ -1043,6 +1058,14 @@ TEST_F(masks, EarlyAndAtRandom) {
     const emulator::WithSchedule until_the_end(now);
     all_right(sized_as(1, 2, 1, 140, 150, 8), window(40, 0, false, 3),
               "seed " + std::to_string(now.seed));
+#ifndef FA_WITHOUT_HALF
+    if (optimized::device_capability() != 90) continue;
+    const Meant wide = window(1100, 0, false, 3);
+    Forwards<bf16> f(sized_as(1, 1, 1, 1200, 200, 64), wide);  // in tiles of 192 rows
+    f.kernel = walk::Kernel::hopper;
+    f.run();
+    EXPECT_EQ(f.verdict(), "") << now.seed;
+#endif
   }
 }
 #else
