@@ -18,7 +18,8 @@ from unittest import mock
 
 ROOT = Path(__file__).resolve().parents[2]
 STAGE = ROOT / "06_optimized"
-for folder in (STAGE / "check" / "fa3", STAGE / "check", STAGE / "beyond" / "decode" / "check", ROOT / "common" / "measure" / "charts"):
+for folder in (STAGE / "check" / "fa3", STAGE / "check", STAGE / "beyond" / "decode" / "check", STAGE / "beyond" / "packed" / "check",
+               ROOT / "common" / "measure" / "charts"):
     sys.path.insert(0, str(folder))
 import build  # noqa: E402
 import charts  # noqa: E402
@@ -147,12 +148,13 @@ class Builder(InFolder):
         self.refused("one of", "--only", "forward_window:64:causal")
         self.refused("one of", "--only", "backward_softcap:64:none")
         code, said, _ = self.build("--walks", "--jobs", "2")
-        self.assertEqual((code, said.count(" s\n")), (0, 8))
+        self.assertEqual((code, said.count(" s\n")), (0, 12))
         told = {name: set(re.findall(r"-DFA3_([A-Z]+)=1 ", line)) for line in self.log.read_text().splitlines()
                 for name in re.findall(r"-DFA3_NAME=fa3_(\w+)_128_", line)}
         self.assertEqual(told, {
             "forward_window": {"LOCAL"}, "backward_window": {"BACKWARD", "LOCAL"},
-            "forward_softcap": {"CAUSAL", "SOFTCAP"}, "backward_softcap": {"BACKWARD", "CAUSAL", "SOFTCAP"}})
+            "forward_softcap": {"CAUSAL", "SOFTCAP"}, "backward_softcap": {"BACKWARD", "CAUSAL", "SOFTCAP"},
+            "forward_varlen": {"CAUSAL", "VARLEN"}, "backward_varlen": {"BACKWARD", "CAUSAL", "VARLEN"}})
 
 
 class Compared(InFolder):
@@ -200,6 +202,17 @@ class Compared(InFolder):
             self.compare.found_fa3(self.folder / "libfa3.so")
 
 
+def fields_of(walk: str) -> list[tuple[str, type]]:
+    """Of the call in its peer.hpp."""
+    text = (STAGE / f"beyond/{walk}/check/peer.hpp").read_text(encoding="utf-8")
+    body = re.sub(r"//.*", "", re.search(rf"struct fa_{walk}_call \{{(.*?)\n\}}", text, re.S)[1])
+    fields = []
+    for line in filter(str.strip, body.split(";")):
+        kind = ctypes.c_int64 if "int64_t" in line else ctypes.c_void_p
+        fields += [(name, kind) for name in re.findall(r"(\w+)\s*(?:,|$)", line)]
+    return fields
+
+
 class Decoded(InFolder):
     """decode_bench.py's side of the library, without a GPU and PyTorch."""
 
@@ -212,13 +225,7 @@ class Decoded(InFolder):
             self.bench = decode_bench
 
     def test_the_call_is_the_headers(self) -> None:
-        text = (STAGE / "beyond/decode/check/peer.hpp").read_text(encoding="utf-8")
-        body = re.sub(r"//.*", "", re.search(r"struct fa_decode_call \{(.*?)\n\}", text, re.S)[1])
-        fields = []
-        for line in filter(str.strip, body.split(";")):
-            kind = ctypes.c_int64 if "int64_t" in line else ctypes.c_void_p
-            fields += [(name, kind) for name in re.findall(r"(\w+)\s*(?:,|$)", line)]
-        self.assertEqual(self.bench.Call._fields_, fields)
+        self.assertEqual(self.bench.Call._fields_, fields_of("decode"))
 
     def test_a_foreign_library(self) -> None:
         (self.folder / "libfa3.so").write_text("no library")
@@ -238,6 +245,37 @@ class Decoded(InFolder):
             if name.startswith("fa3") and "kvcache" not in name:
                 make()
                 fa3.contender.assert_called_with(None, name, 0, name == "fa3_paged", lengths=False)
+
+
+class Packed(InFolder):
+    """packed_bench.py's side of the library, likewise."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        with mock.patch.dict(sys.modules, {"torch": mock.MagicMock()}):
+            sys.modules.pop("packed_bench", None)
+            import packed_bench
+            self.bench = packed_bench
+
+    def test_the_call_is_the_headers(self) -> None:
+        self.assertEqual(self.bench.Call._fields_, fields_of("packed"))
+
+    def test_a_foreign_library(self) -> None:
+        (self.folder / "libfa3.so").write_text("no library")
+        for name in ("missing", "libfa3.so"):
+            with self.assertRaises(SystemExit) as left:
+                self.bench.main(["library", "json", "--fa3", str(self.folder / name)])
+            self.assertRegex(str(left.exception.code), f"^packed_bench.py: {self.folder / name}: ")
+
+    def test_who_is_measured(self) -> None:
+        setting, library, fa3 = mock.MagicMock(), mock.MagicMock(), mock.MagicMock()
+
+        def made(fa3: object) -> dict[str, object]:
+            return dict(self.bench.contenders(library, fa3, setting, False))
+        self.assertEqual(set(made(fa3)) - set(made(None)), {"fa3"})
+        made(fa3)["fa3"]()
+        fa3.contender.assert_called_once_with(setting, "fa3", 0)
+        library.contender.assert_not_called()
 
 
 class Drawn(InFolder):

@@ -180,12 +180,12 @@ void forward(const Problem& p, const Sequences& s, const Forward<T>& t, const Op
   check_scratch(who, options.scratch, "scratch_bytes()", scratch_bytes<T>(p), 16);
   if (nothing_to_do(p) || p.Nq == 0) return;
   const bool hopper = takes_hopper<T>(p, t, options.kernel);
-  const Side queries{false, hopper ? hopper_tile : forward_tile<T>(p.d)};
+  const Side queries = hopper ? queries_of_hopper(p.d) : Side{false, forward_tile<T>(p.d)};
   const ForwardScratch scratch(p, queries, options.scratch.data);
   const float scale = float(p.softmax_scale());
   launch_offsets(p, s, scratch.offsets, options.stream);
   const Order order = chosen(options.order, p, queries, hopper);
-  launch_list(p, scratch.offsets, queries, order, scratch.list, options.stream);
+  launch_lists(p, scratch.offsets, {{{queries, order, scratch.list}}, 1}, options.stream);
   if constexpr (is_half<T>)
     hopper
         ? launch_hopper(p, t, scratch.list, scratch.offsets + 2 * (p.B + 1), scale, options.stream)
@@ -211,12 +211,14 @@ void backward(const Problem& p, const Sequences& s, const Backward<T>& t, const 
   const Passed& passed = scratch.passed;
   const float scale = float(p.softmax_scale());
   const cudaStream_t stream = options.stream;
-  const auto list = [&](const Side& side, const List& to) {
-    launch_list(p, scratch.offsets, side, chosen(options.order, p, side, hopper), to, stream);
+  const auto listed = [&](const Side& side, const List& list) {
+    return ToList{side, chosen(options.order, p, side, hopper), list};
   };
   launch_offsets(p, s, scratch.offsets, stream);
-  list(scratch.queries, scratch.of_queries);
-  list(scratch.keys, scratch.of_keys);
+  launch_lists(
+      p, scratch.offsets,
+      {{listed(scratch.queries, scratch.of_queries), listed(scratch.keys, scratch.of_keys)}, 2},
+      stream);
   if constexpr (is_half<T>)
     if (hopper)
       return launch_hopper(p, t, scratch.of_queries, scratch.of_keys, scale, passed, stream);

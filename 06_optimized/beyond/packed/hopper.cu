@@ -27,8 +27,8 @@ using namespace optimized;
 constexpr bool clamp = true;  // a row that has seen nothing: see new_maximum_of()
 
 // The numbered barriers: whose turn it is to issue products, one for each group; a group's own,
-// when it has filled V with zeros; the loader's own, when it has carried a tile.
-constexpr int turn = 1, zeros = 5, carried = 8;
+// when it has filled V with zeros or only looked on; the loader's own, when it has carried a tile.
+constexpr int turn = 1, own = 5, carried = 8;
 
 // What a block of threads has to do for one tile of queries: number n / Hq of the list, a head.
 struct Task {
@@ -38,15 +38,15 @@ struct Task {
   int length = 0, seen = 0;  // of the mask: row r sees keys [0, r + seen), none past the length
   int blocks = 0;            // of keys that its last row sees, at least one
 
-  __device__ Task(const Problem& p, int Br, int Bc, const List& list, int n) {
+  __device__ Task(const Problem& p, const Side& side, int Bc, const List& list, int n) {
     const int Hq = int(p.Hq);
     if (n / Hq >= list.most) return;
     const Work& work = list.work[n / Hq];
     if (work.tile < 0) return;
-    const int i0 = work.tile * Br;
+    const int size = side.size_in(work.Nq), i0 = work.tile * size;
     h = n % Hq;
     first = work.q0 + i0;
-    rows = min(Br, work.Nq - i0);
+    rows = min(size, work.Nq - i0);
     k0 = work.k0;
     length = work.Nk;
     seen = i0 + SequenceMask(work, p.causal).ahead;
@@ -79,7 +79,8 @@ __device__ void load(Shared<Tiles, T>& shared, const ForwardMaps& maps, const Pr
   Ring<Tiles::Q_buffers> q;
   Ring<Tiles::stages> k, v;
   Ring<1> o;
-  shared.next = Task(p, Br, Bc, list, blockIdx.x);
+  constexpr Side side{false, hopper_tile, Br};
+  shared.next = Task(p, side, Bc, list, blockIdx.x);
   for (;;) {
     const Task task = shared.next;
     const int hk = int(p.key_head(max(task.h, 0))), last = task.blocks - 1;
@@ -113,7 +114,7 @@ __device__ void load(Shared<Tiles, T>& shared, const ForwardMaps& maps, const Pr
       bring_V(j);
     }
     // As late as can be, and early enough to come out of memory while V's buffer is awaited.
-    shared.next = Task(p, Br, Bc, list, int(gridDim.x) + atomicAdd(taken, 1));
+    shared.next = Task(p, side, Bc, list, int(gridDim.x) + atomicAdd(taken, 1));
     bring_V(0);
   }
   arrive(&shared.Q_full[q.at]);  // the task that ends it all
@@ -164,25 +165,42 @@ __device__ void compute(Shared<Tiles, T>& shared, const ForwardMaps& maps, const
   const auto next_turn = [&] { arrive(turn + (group + 1) % Tiles::groups, 256); };
   if (group == 0) arrive(turn, 256);  // opens its own: the first turn
 
-  Ring<Tiles::Q_buffers> q;
   Ring<Tiles::stages> kv;
+  int tile = 0;  // of those that the block takes; a ring of Q's buffers in one register
+  const auto Q_at = [&] { return tile % Tiles::Q_buffers; };
   const auto release_Q = [&] {
     __syncwarp();
-    if (lane == 0) arrive(&shared.Q_free[q.at]);
+    if (lane == 0) arrive(&shared.Q_free[Q_at()]);
   };
   bool leaving = false;  // through V: O of the tile before is on its way
-  for (;; q.next()) {
-    wait(&shared.Q_full[q.at], q.phase);
-    const Task task = shared.task[q.at];
+  for (;; ++tile) {
+    wait(&shared.Q_full[Q_at()], tile / Tiles::Q_buffers % 2);
+    // With three groups registers are few: what is asked of it is read again.
+    std::conditional_t<Tiles::groups == 3, const Task&, const Task> task = shared.task[Q_at()];
     if (task.h < 0) break;
-    const T* Qi = shared.Q[q.at] + group * 64 * 64;  // the group's rows, of each box of 64 columns
+    if (Tiles::groups == 3 && 64 * group >= task.rows) {  // no rows: says what others wait for
+      for (int n = 0; n < task.blocks; ++n, kv.next()) {
+        wait(&shared.K_full[kv.at], kv.phase);
+        if (n > 0) my_turn(), next_turn();
+        wait(&shared.V_full[kv.at], kv.phase);
+        sync(own + group, 128);  // its last warp, too, has found these phases
+        if (leader) arrive(&shared.K_free[kv.at]), arrive(&shared.V_free[kv.at]);
+      }
+      release_Q();
+      continue;
+    }
+    // The group's rows, of each box of 64 columns.
+    const T* Qi = shared.Q[Q_at()] + group * 64 * 64;
     int j = task.blocks - 1;
 
     // S_ij = Q_i K_j^T of the last block; what a tile needs is computed meanwhile
     float O[D / 2], m[2] = {-INFINITY, -INFINITY}, l[2] = {0, 0}, alpha[2];
     std::uint32_t P[Bc / 16][4];
-    const int visible[2] = {task.visible_keys(row), task.visible_keys(row + 8)};
     const int full = task.visible_keys(64 * group) / Bc;
+    const auto hide_unseen = [&](float(&S)[Bc / 2], int block) {
+      const int visible[2] = {task.visible_keys(row), task.visible_keys(row + 8)};
+      hide(S, visible, block * Bc);
+    };
     {
       float S[Bc / 2];
       wait(&shared.K_full[kv.at], kv.phase);
@@ -197,13 +215,13 @@ __device__ void compute(Shared<Tiles, T>& shared, const ForwardMaps& maps, const
       for (int i = 0; i < D / 2; ++i) O[i] = 0;
       wgmma_wait<0>(S);
       if (leader) arrive(&shared.K_free[kv.at]);
-      hide(S, visible, j * Bc);
+      hide_unseen(S, j);
       softmax<Tiles::branch, clamp>(S, c, m, l, alpha);
       round_to<T>(P, S);
     }
     if (const int seen = task.length - j * Bc; seen < Bc) {
       wait(&shared.V_full[kv.at], kv.phase);
-      clear<Tiles>(shared.V[kv.at], seen, zeros + group);
+      clear<Tiles>(shared.V[kv.at], seen, own + group);
     }
 
     // A step: S of block j and O += P V of the block before are under way together, and the softmax
@@ -224,7 +242,7 @@ __device__ void compute(Shared<Tiles, T>& shared, const ForwardMaps& maps, const
       next_turn();
       wgmma_wait<1>(S);
       if (leader) arrive(&shared.K_free[kv.at]);
-      if constexpr (decltype(masked)::value) hide(S, visible, j * Bc);
+      if constexpr (decltype(masked)::value) hide_unseen(S, j);
       softmax<Tiles::branch, clamp>(S, c, m, l, alpha);
       // ptxas moves this wait up between the exponentials, unless a branch is in the way.
       if (Tiles::branch == Branch::after_weights && l[0] + l[1] < 0) stop();
@@ -239,7 +257,8 @@ __device__ void compute(Shared<Tiles, T>& shared, const ForwardMaps& maps, const
 #pragma unroll 1
     for (; j >= 0; --j) step(std::false_type());
 
-    // The last O += P V. Q is no longer needed: the next one may come.
+    // The last O += P V. Q and the task are no longer needed: the next ones may come.
+    const Task left = task;
     release_Q();
     const Ring<Tiles::stages> last = kv;
     wait(&shared.V_full[last.at], last.phase);
@@ -251,7 +270,7 @@ __device__ void compute(Shared<Tiles, T>& shared, const ForwardMaps& maps, const
     kv.next();
 
     // O_i = O / l, L_i = scale m + log l
-    finish(O, m, l, scale, t.LSE, task.h * p.Nq + task.first, row, task.rows);
+    finish(O, m, l, scale, t.LSE, left.h * p.Nq + left.first, row, left.rows);
 
     // A warp's 16 rows leave by themselves, through shared memory.
     if constexpr (Tiles::O == Through::V) {
@@ -259,12 +278,12 @@ __device__ void compute(Shared<Tiles, T>& shared, const ForwardMaps& maps, const
       // V before it, which both have read long ago. Nobody fills them until O has left.
       const int at = group == 0 ? last.at ^ 1 : last.at;
       wait(&shared.V_free[at], group == 0 && last.at == 0 ? last.phase ^ 1 : last.phase);
-      leave<64>(maps.O, t.O, shared.V[at] + 16 * warp * 64, O, int(p.d), lane, task, warp_row);
+      leave<64>(maps.O, t.O, shared.V[at] + 16 * warp * 64, O, int(p.d), lane, left, warp_row);
       leaving = true;
     } else {
       if (lane == 0) tma_wait_read();
       __syncwarp();  // what was there has left
-      leave<Br>(maps.O, t.O, shared.O + warp_row * 64, O, int(p.d), lane, task, warp_row);
+      leave<Br>(maps.O, t.O, shared.O + warp_row * 64, O, int(p.d), lane, left, warp_row);
     }
   }
   if (lane == 0) tma_wait_read();
@@ -297,7 +316,6 @@ __global__ void __launch_bounds__(Tiles::threads, 1)
 template <class Tiles, class T>
 void launch(const Problem& p, const Forward<T>& t, const List& list, int* taken, float scale,
             cudaStream_t stream) {
-  static_assert(Tiles::Br == hopper_tile);
   constexpr std::size_t bytes = sizeof(Shared<Tiles, T>);
   static_assert(bytes <= 227 * 1024);
   Problem one = p;  // the tensors have no batch
@@ -305,7 +323,7 @@ void launch(const Problem& p, const Forward<T>& t, const List& list, int* taken,
   const ForwardMaps maps = maps_of(one, t, Tiles::Br, Tiles::Bc);
   const auto kernel = hopper_kernel<Tiles, T>;
   allow_shared_memory(kernel, bytes);
-  const std::int64_t tiles = Side{false, Tiles::Br}.most(p) * p.Hq;
+  const std::int64_t tiles = queries_of_hopper(p.d).most(p) * p.Hq;
   const int blocks = int(std::min<std::int64_t>(processors(), tiles));
   FA_LAUNCH_EARLY(kernel, dim3(unsigned(blocks)), dim3(Tiles::threads), bytes, stream, maps, p, t,
                   list, taken, scale);
@@ -327,7 +345,7 @@ void launch_hopper(const Problem& p, const Forward<T>& t, const List& list, int*
                    cudaStream_t stream) {
   if (p.d > 128) return launch<D256>(p, t, list, taken, scale, stream);
   if (p.d > 64) return launch<D128Short>(p, t, list, taken, scale, stream);
-  launch<D64Short>(p, t, list, taken, scale, stream);
+  launch<D64>(p, t, list, taken, scale, stream);
 }
 
 #define FA_FOR(T)                                                                          \

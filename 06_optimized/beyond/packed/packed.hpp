@@ -109,10 +109,12 @@ struct Work : Sequence {
     return (q0 / 128 + number) * 128;
   }
 };
-// Of queries, or of keys: tiles of so many, at most `most` of all sequences.
+// Of queries, or of keys: tiles of `size`, or `tall` in sequences of more than 1024; at most `most`
+// of all sequences.
 struct Side {
   bool keys;
-  int size;
+  int size, tall = size;
+  FA_HOST_DEVICE int size_in(int sequence) const { return sequence > 1024 ? tall : size; }
   std::int64_t most(const Problem& p) const { return (keys ? p.Nk : p.Nq) / size + p.B; }
 };
 // Each tile once, in its order. Behind the last one tile = -1.
@@ -123,9 +125,19 @@ struct List {
 
 // to[0 ... B] and to[B + 1 ... 2 B + 1]: the offsets as they count. to[2 B + 2]: 0, for who counts.
 void launch_offsets(const Problem& p, const Sequences& s, std::int32_t* to, cudaStream_t stream);
-// Not Order::automatic. Launched while the kernel before it is at work, where that is possible.
-void launch_list(const Problem& p, const std::int32_t* offsets, const Side& side, Order order,
-                 const List& list, cudaStream_t stream);
+// What to list: not Order::automatic. One launch lists up to two, and each has a row of its grid.
+struct ToList {
+  Side side;
+  Order order;
+  List list;
+};
+struct Lists {
+  ToList of[2];
+  int count;
+};
+// Launched while the kernel before it is at work, where that is possible.
+void launch_lists(const Problem& p, const std::int32_t* offsets, const Lists& lists,
+                  cudaStream_t stream);
 
 using optimized::Passed;
 
@@ -148,8 +160,10 @@ void launch_tiled(const Problem& p, const Forward<float>& t, const List& list, f
 template <class T>
 void launch_fa2(const Problem& p, const Forward<T>& t, const List& list, float scale,
                 cudaStream_t stream);
-// With tiles of so many queries. taken: 0, where blocks count the tiles that they have taken.
+// With tiles of so many queries, or keys; in the forward taller ones for d <= 64. taken: 0, where
+// blocks count the tiles that they have taken.
 inline constexpr int hopper_tile = 128;
+inline Side queries_of_hopper(std::int64_t d) { return {false, hopper_tile, d > 64 ? 128 : 192}; }
 template <class T>
 std::string not_for_hopper(const Problem& p, const Forward<T>& t);
 template <class T>

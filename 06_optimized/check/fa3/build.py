@@ -3,9 +3,9 @@
     git clone --recurse-submodules https://github.com/Dao-AILab/flash-attention
     python3 06_optimized/check/fa3/build.py flash-attention            # build/fa3/libfa3.so
     python3 06_optimized/check/fa3/build.py flash-attention --decode   # and decoding, for decode_bench.py
-    python3 06_optimized/check/fa3/build.py flash-attention --walks    # windows and soft caps, for masks and scores
+    python3 06_optimized/check/fa3/build.py flash-attention --walks    # windows, soft caps, packed sequences
 
-Wants CUDA 12.3 or later, about a minute and 2.5 GB of memory for each of the 16 kernels, 12 of decoding, 8 of walks; no
+Wants CUDA 12.3 or later, about a minute and 2.5 GB of memory for each of the 16 kernels, 12 of decoding, 12 of walks; no
 GPU. Called again it goes on: a kernel is compiled again only if the checkout, the compiler or this folder has changed since.
 """
 
@@ -33,7 +33,7 @@ FLAGS = ["-O3", "-std=c++17", "--use_fast_math", "--expt-relaxed-constexpr", "-D
          "-DCUTE_SM90_EXTENDED_MMA_SHAPES_ENABLED", "-DCUTLASS_ENABLE_GDC_FOR_SM90", "-DCUTLASS_DEBUG_TRACE_LEVEL=0",
          "-D__CUDA_NO_HALF_OPERATORS__", "-D__CUDA_NO_HALF_CONVERSIONS__", "-D__CUDA_NO_BFLOAT16_CONVERSIONS__",
          "-D__CUDA_NO_HALF2_OPERATORS__", "-gencode", "arch=compute_90a,code=sm_90a", "-Xcompiler", "-fPIC"]
-LEFT_OUT = [f"-DFLASHATTENTION_DISABLE_{what}" for what in ("VARLEN", "APPENDKV", "SM8x")]  # what is not asked for
+LEFT_OUT = [f"-DFLASHATTENTION_DISABLE_{what}" for what in ("APPENDKV", "SM8x")]  # what is not asked for
 
 
 class Refused(Exception):
@@ -68,16 +68,17 @@ KINDS = {"forward": "", "backward": "BACKWARD", "deterministic": "BACKWARD DETER
          "decode": "DECODE", "decode_packed": "DECODE PACKED", "decode_split": "DECODE PACKED SPLIT",
          "decode_paged": "DECODE PACKED PAGED", "decode_paged_split": "DECODE PACKED PAGED SPLIT",
          "decode_merge": "DECODE MERGE", "forward_window": "LOCAL", "backward_window": "BACKWARD LOCAL",
-         "forward_softcap": "SOFTCAP", "backward_softcap": "BACKWARD SOFTCAP"}
-WORDS = ("BACKWARD", "DETERMINISTIC", "DECODE", "PACKED", "SPLIT", "PAGED", "MERGE", "LOCAL", "SOFTCAP")
+         "forward_softcap": "SOFTCAP", "backward_softcap": "BACKWARD SOFTCAP",
+         "forward_varlen": "VARLEN", "backward_varlen": "BACKWARD VARLEN"}
+WORDS = ("BACKWARD", "DETERMINISTIC", "DECODE", "PACKED", "SPLIT", "PAGED", "MERGE", "LOCAL", "SOFTCAP", "VARLEN")
 WIDE = ("forward", "backward")  # FlashAttention-3 has no deterministic backward for d = 256
 KERNELS = {str(kernel): kernel for what in KINDS for d in ((64, 128, 256) if what in WIDE else (64, 128))
            for causal in (False, True) if not (causal and (what == "decode_merge" or "window" in what))
-           if causal or "softcap" not in what
+           if causal or not what.endswith(("softcap", "varlen"))
            for kernel in [Kernel(what, d, causal)]}
 # One query sees all keys; causal kernels are for several.
 DECODING = [kernel for kernel in KERNELS.values() if kernel.what.startswith("decode") and not kernel.causal]
-WALKS = [kernel for kernel in KERNELS.values() if kernel.what.endswith(("window", "softcap"))]
+WALKS = [kernel for kernel in KERNELS.values() if kernel.what.endswith(("window", "softcap", "varlen"))]
 COMPARED = [kernel for kernel in KERNELS.values() if kernel.what in ("forward", "backward", "deterministic")]
 
 
@@ -181,7 +182,7 @@ class Build:
                  + text("FA3_COMPILER", f"nvcc {self.version}") + text("FA3_FLAGS", shlex.join(FLAGS))
                  + "#define FA3_KERNELS(X) " + " ".join(f"X({kernel.entry})" for kernel in kernels) + "\n")
         (self.objects / "built.hpp").write_text(built, encoding="utf-8")
-        interfaces = [self.objects / "fa3.o", self.objects / "decode.o"]
+        interfaces = [self.objects / f"{name}.o" for name in ("fa3", "decode", "packed")]
         flags = ["-std=c++20" if flag == "-std=c++17" else flag for flag in FLAGS]  # as the project's headers
         for interface in interfaces:
             self.run("the interface", [self.nvcc, *flags, "-I", str(ROOT), "-I", str(self.objects), *self.includes,
@@ -234,7 +235,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, default=ROOT / "build" / "fa3", help="default: build/fa3")
     parser.add_argument("--jobs", type=at_least_one, default=1, help="kernels at a time, 2.5 GB of memory each")
     parser.add_argument("--decode", action="store_true", help="the kernels of decoding, beside those built before")
-    parser.add_argument("--walks", action="store_true", help="windows and soft caps, beside those built before")
+    parser.add_argument("--walks", action="store_true", help="those of beyond/, beside those built before")
     parser.add_argument("--only", type=a_kernel, nargs="+", metavar="forward:128:causal",
                         help="these, beside those built before (causal or none)")
     parser.add_argument("--commit", help="of the checkout, if it is no git clone")

@@ -10,6 +10,7 @@
 //   FA3_MERGE     puts the parts together
 //   FA3_LOCAL     a window to the left and to the right
 //   FA3_SOFTCAP   scores are bent by tanh
+//   FA3_VARLEN    sequences of different lengths behind one another
 //
 // FlashAttention-3's own dispatch chooses the tiles. It asks at run time what kind of call it is,
 // and would compile a kernel for every answer, so its switches are given the one answer here.
@@ -17,9 +18,10 @@
 
 namespace asked {  // by the names that the dispatch gives to its answers
 [[maybe_unused]] constexpr bool GQA = false, HasQV_ = false, Deterministic_ = FA3_DETERMINISTIC;
-[[maybe_unused]] constexpr bool Varlen = false;
+[[maybe_unused]] constexpr bool Varlen = FA3_VARLEN;
 // A forward's N is a multiple of 256: an even number of tiles of 128 queries.
-[[maybe_unused]] constexpr bool Use_cluster = !FA3_DECODE;
+[[maybe_unused]] constexpr bool Use_cluster = !FA3_DECODE && !FA3_VARLEN;
+[[maybe_unused]] constexpr bool Sort = true;  // the longest sequence first, but for windows
 }  // namespace asked
 
 #undef BOOL_SWITCH
@@ -44,6 +46,7 @@ namespace asked {  // by the names that the dispatch gives to its answers
 #define OWN(name) JOINED(FA3_NAME, name)
 #define run_mha_fwd_ OWN(_forward)
 #define run_mha_fwd_combine_ OWN(_combine)
+#define prepare_varlen_num_blocks OWN(_prepare)
 #define run_mha_bwd_dispatch OWN(_dispatch)
 #define run_mha_bwd_hdim64 OWN(_64)
 #define run_mha_bwd_hdim128 OWN(_128)
@@ -55,6 +58,9 @@ namespace asked {  // by the names that the dispatch gives to its answers
 #include "flash_fwd_combine_launch_template.h"
 #else
 #include "flash_fwd_launch_template.h"
+#if FA3_VARLEN
+#include "flash_prepare_scheduler.cu"  // a kernel before it, which counts tiles
+#endif
 #endif
 
 void FA3_NAME(Flash_bwd_params& params, cudaStream_t stream) {

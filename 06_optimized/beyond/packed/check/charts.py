@@ -15,10 +15,10 @@ RECORDED = Path(__file__).resolve().parents[1] / "results/packed.json"
 PAGE = "beyond/packed/README.md"
 LENGTHS = {"equal": "equal", "uniform": "uniform", "tail": "long tail", "one_long": "one long, many short"}
 SHOWN: dict[str, tuple[str, Role]] = {"ours_hopper": ("packed", "this"), "padded_hopper": ("padded", "previous"),
-                                      "fa2_varlen": ("FlashAttention-2", "peer")}
+                                      "fa2_varlen": ("FlashAttention-2", "peer"), "fa3": ("FlashAttention-3", "peer")}
 KERNELS = {"forward": {"fa2": "", "hopper": "_hopper"}, "backward": {"swizzle": "", "hopper": "_hopper"}}
 OTHERS = {"ours_sequences": "/ by sequence", "ours_tiles": "/ by tile", "ours_given": "/ as given", "padded": "/ padded",
-          "fa2_varlen": "/ FlashAttention-2", "flex": "/ FlexAttention"}
+          "fa2_varlen": "/ FlashAttention-2", "fa3": "/ FlashAttention-3", "flex": "/ FlexAttention"}
 TOKENS, D = 131072, 128  # of the chart
 Row = dict[str, Any]
 

@@ -1,6 +1,7 @@
 """Packed sequences beside the padded batch and beside PyTorch's kernels: one JSON file, which a chart is drawn from.
 
     python3 06_optimized/beyond/packed/check/packed_bench.py build/06_optimized/libstage06_peer.so packed.json
+    python3 ... --fa3 build/fa3/libfa3.so   # with FlashAttention-3, which 06_optimized/check/fa3/build.py --walks builds
     python3 ... --quick        # a first try: few tokens, two rounds, no FlexAttention
 
 Needs PyTorch and a GPU. bf16, causal, 16 heads of d = 128 and 64; 16,384 and 131,072 tokens, forward and backward. Four
@@ -8,8 +9,8 @@ distributions of lengths share the same number of tokens: all equal; uniform fro
 (log-normal); one sequence of half the tokens and many of 128. Ours runs with the order of tiles that it chooses, by
 `hopper`, and by `fa2` and `swizzle`; in the forward `fa2` also with each of the three orders. Beside it: the batch padded
 to its longest sequence by the same kernels of the ladders with key lengths, where it fits into memory and time (to pack
-and to pad is not counted); FlashAttention-2 for
-variable lengths, as PyTorch has it; and at one setting FlexAttention with a mask of documents (--flex 0 leaves it out).
+and to pad is not counted); FlashAttention-2 for variable lengths, as PyTorch has it, and FlashAttention-3 with --fa3,
+both of which are told the longest length; and at one setting FlexAttention with a mask of documents (--flex 0: without).
 
 All contenders of a setting get the same numbers, and are timed once a round, in an order drawn anew, so that ratios can
 be taken round by round. Some tokens of what each of them writes are compared with fp64, before and after. FLOP are those
@@ -52,10 +53,10 @@ Row = dict[str, Any]
 
 
 class Call(ctypes.Structure):
-    """struct fa_packed_call of peer.cpp."""
+    """struct fa_packed_call of peer.hpp."""
 
     _fields_ = ([(name, ctypes.c_int64) for name in ("B", "Hq", "Hkv", "Nq", "Nk", "d", "causal", "order", "dtype",
-                                                      "kernel", "scratch_bytes")]
+                                                      "kernel", "longest", "scratch_bytes")]
                 + [(name, ctypes.c_void_p) for name in ("Q", "K", "V", "O", "LSE", "dO", "dQ", "dK", "dV", "queries",
                                                          "keys", "lengths", "scratch", "stream")])
 
@@ -172,13 +173,16 @@ def fill_nan(*tensors: torch.Tensor) -> Callable[[], None]:
 # ---------------------------------------------------------------- ours
 
 class Library:
-    FUNCTIONS = ("fa_packed_plan", "fa_packed_forward", "fa_packed_backward", "fa_padded_plan", "fa_padded_forward",
-                 "fa_padded_backward", "fa_peer_compiler", "fa_peer_flags")
+    """Of stage 06; or FlashAttention-3's, which has the packed functions alone."""
 
-    def __init__(self, path: Path) -> None:
+    PACKED = ("fa_packed_plan", "fa_packed_forward", "fa_packed_backward", "fa_peer_compiler", "fa_peer_flags")
+    OURS = (*PACKED, "fa_padded_plan", "fa_padded_forward", "fa_padded_backward")
+    FA3 = (*PACKED, "fa_peer_commit", "fa_peer_cutlass")
+
+    def __init__(self, path: Path, functions: Sequence[str] = OURS) -> None:
         try:
             self.c = ctypes.CDLL(str(path.resolve()))
-            for name in self.FUNCTIONS:
+            for name in functions:
                 getattr(self.c, name).restype = ctypes.c_char_p
         except (OSError, AttributeError) as error:
             sys.exit(f"packed_bench.py: {path}: {error}")
@@ -187,7 +191,7 @@ class Library:
         """Of both passes, and the scratch, which must live as long."""
         s = t.setting
         call = Call(B=len(t.lengths), Hq=H, Hkv=H, Nq=s.tokens, Nk=s.tokens, d=s.d, causal=2, order=order, dtype=2,
-                    kernel=kernel, Q=t.Q.data_ptr(), K=t.K.data_ptr(), V=t.V.data_ptr(), O=t.O.data_ptr(),
+                    kernel=kernel, longest=max(t.lengths), Q=t.Q.data_ptr(), K=t.K.data_ptr(), V=t.V.data_ptr(), O=t.O.data_ptr(),
                     LSE=t.LSE.data_ptr(), dO=t.dO.data_ptr(), dQ=t.dQ.data_ptr(), dK=t.dK.data_ptr(), dV=t.dV.data_ptr(),
                     queries=t.offsets.data_ptr(), keys=t.offsets.data_ptr())
         sizes = ctypes.c_int64(), ctypes.c_int64()
@@ -348,7 +352,7 @@ def first_line(error: BaseException) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0][:200]
 
 
-def contenders(library: Library, t: Tensors, with_flex: bool) -> Iterator[tuple[str, Callable[[], Contender]]]:
+def contenders(library: Library, fa3: Library | None, t: Tensors, with_flex: bool) -> Iterator[tuple[str, Callable[[], Contender]]]:
     for name, order in ORDERS.items():
         if order and t.setting.kind == "backward":
             continue  # each order once more would take too long
@@ -357,6 +361,8 @@ def contenders(library: Library, t: Tensors, with_flex: bool) -> Iterator[tuple[
     yield "padded_hopper", lambda: library.padded(t, "padded_hopper", HOPPER)
     yield "padded", lambda: library.padded(t)
     yield "fa2_varlen", lambda: varlen(t)
+    if fa3:
+        yield "fa3", lambda: fa3.contender(t, "fa3", 0)
     if with_flex:
         yield "flex", lambda: flex(t)
 
@@ -373,7 +379,7 @@ def measured(library: Library, s: Setting, options: argparse.Namespace, with_fle
         library.forward(t)
     rows: list[Row] = []
     good: list[Contender] = []
-    for name, make in contenders(library, t, with_flex):
+    for name, make in contenders(library, options.fa3, t, with_flex):
         try:
             c = make()
             error = once(c, t)
@@ -433,6 +439,8 @@ def commit() -> str:
 
 def context(library: Library, options: argparse.Namespace) -> Row:
     device = torch.cuda.get_device_properties(0)
+    fa3 = {name: getattr(options.fa3.c, f"fa_peer_{function}")().decode()
+           for name, function in (("fa3_commit", "commit"), ("cutlass_commit", "cutlass"))} if options.fa3 else {}
     return {"device": device.name, "isa": f"sm_{device.major}{device.minor}", "cores": device.multi_processor_count,
             "memory_bytes": device.total_memory, "compiler": library.c.fa_peer_compiler().decode(),
             "flags": library.c.fa_peer_flags().decode(), "commit": commit(),
@@ -441,7 +449,7 @@ def context(library: Library, options: argparse.Namespace) -> Row:
             "seed": options.seed,
             "method": f"{options.rounds} rounds, order drawn anew; launches for {options.block:g} ms between two events; "
                       f"bf16, causal, {H} heads; FLOP are those of the pairs that the mask leaves, x 2.5 in the backward; "
-                      "lists of tiles are made anew in every call; to pack and to pad is not counted"}
+                      "lists of tiles are made anew in every call; to pack and to pad is not counted"} | fa3
 
 
 def write(path: Path, data: Row) -> None:
@@ -496,6 +504,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--block", type=float, default=4, help="milliseconds of launches per timing")
     parser.add_argument("--limit", type=float, default=80, help="seconds after which no setting is begun")
+    parser.add_argument("--fa3", type=lambda path: Library(Path(path), Library.FA3), metavar="LIBRARY",
+                        help="FlashAttention-3 (build/fa3/libfa3.so)")
     parser.add_argument("--flex", type=int, default=1, help="0: without FlexAttention")
     parser.add_argument("--quick", action="store_true", help="a first try: 2,048 tokens, two rounds, no FlexAttention")
     parser.add_argument("--seed", type=int, default=1)

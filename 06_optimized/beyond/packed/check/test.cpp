@@ -451,8 +451,8 @@ Listed list_of(const Batch& batch, const walk::Side& side, Order order) {
   all.push_back({work.data(), work.size() * sizeof(walk::Work)});
   const DeviceCopy copy(all);
   walk::launch_offsets(p, {copy.at(q.data()), copy.at(k.data())}, copy.at(clean.data()), nullptr);
-  walk::launch_list(p, copy.at(clean.data()), side, order, {copy.at(work.data()), int(work.size())},
-                    nullptr);
+  const walk::List list{copy.at(work.data()), int(work.size())};
+  walk::launch_lists(p, copy.at(clean.data()), {{{side, order, list}}, 1}, nullptr);
   FA_CUDA_CHECK(cudaDeviceSynchronize());
   copy.copy_back();
   const auto behind =
@@ -467,9 +467,9 @@ Int work_of(const Batch& batch, const walk::Side& side, const walk::Work& w) {
   Problem p;
   p.Nq = w.Nq, p.Nk = w.Nk, p.causal = batch.causal;
   const Mask mask(p, 0);
-  const Int first = Int(w.tile) * side.size;
+  const Int size = side.size_in(side.keys ? w.Nk : w.Nq), first = Int(w.tile) * size;
   return side.keys ? p.Nq - mask.first_row(first)
-                   : mask.visible_keys(std::min(first + side.size, p.Nq) - 1);
+                   : mask.visible_keys(std::min(first + size, p.Nq) - 1);
 }
 
 void expect_list(const Batch& batch, const walk::Side& side, Order order) {
@@ -484,7 +484,7 @@ void expect_list(const Batch& batch, const walk::Side& side, Order order) {
   std::vector<Int> longest(q.size());
   for (std::size_t b = 0; b + 1 < q.size(); ++b) {
     const int n = side.keys ? k[b + 1] - k[b] : q[b + 1] - q[b];
-    for (int tile = 0; tile * side.size < n; ++tile) want.emplace_back(int(b), tile);
+    for (int tile = 0; tile * side.size_in(n) < n; ++tile) want.emplace_back(int(b), tile);
   }
   for (const walk::Work& w : list) {
     got.emplace_back(w.number, w.tile);
@@ -522,6 +522,15 @@ TEST_F(packed, EveryTileOnceAndByWork) {
         for (Order order : {Order::sequences, Order::tiles, Order::given})
           expect_list(batch, {keys, n > 7 ? 64 : 16}, order);
     }
+}
+
+// In a long sequence tiles are taller.
+TEST_F(packed, EveryTallTileOnceAndByWork) {
+  for (Causal causal : {Causal::none, Causal::top_left, Causal::bottom_right})
+    for (Order order : {Order::sequences, Order::tiles, Order::given})
+      for (bool keys : {false, true})
+        expect_list(two({2000, 20, 1025, 1024, 0, 1300}, {1900, 20, 1100, 1024, 5, 1200}, causal),
+                    {keys, 128, 192}, order);
 }
 
 TEST_F(packed, OrderByHand) {
@@ -966,6 +975,24 @@ TEST_F(packed, EarlyAndAtRandom) {
     }
   });
 }
+#ifndef FA_WITHOUT_HALF
+// The tall tiles of a long sequence, and short ones, in which two groups of three have no rows.
+TEST_F(packed, HopperWithShortOnesBehindALongOne) {
+  if (optimized::device_capability() != 90) GTEST_SKIP() << without_hopper;
+  using emulator::Timing;
+  const Batch batch =
+      for_hopper(two({1100, 6, 29, 70, 6}, {200, 6, 29, 200, 150}, Causal::bottom_right, 1, 1, 64));
+  for (const emulator::Schedule& now : {emulator::Schedule{Timing::late, 0},
+                                        {Timing::random, 1},
+                                        {Timing::random, 2},
+                                        {Timing::random, 3}}) {
+    const emulator::WithSchedule until_the_end(now);
+    ForwardCase<bf16> c(batch.spec(), true);
+    EXPECT_EQ(run(c, batch), "");
+    EXPECT_EQ(c.verdict(), "") << now.seed;
+  }
+}
+#endif
 #else
 // Recorded once, and replayed with other lengths: no number of the host's depends on them.
 TEST_F(packed, ARecordedCallReplaysWithOtherLengths) {

@@ -7,7 +7,10 @@
 //
 // A sequence of n tokens, cut into tiles of `size`, may take one tile more than n / size. So let
 // the places of sequence b begin at offset_b / size + b: they reach up to those of the next one,
-// and all of them are at most N / size + B, which the host knows. Some stay empty.
+// and all of them are at most N / size + B, which the host knows. Some stay empty; in sequences
+// with tall tiles more do.
+#include <algorithm>
+
 #include "06_optimized/beyond/packed/sequence.cuh"
 
 namespace fa::packed {
@@ -48,34 +51,34 @@ __device__ Sequence sequence(const std::int32_t* offsets, int B, int b) {
 // A sequence cut into tiles, of its queries or of its keys.
 struct Cut {
   SequenceMask mask;
-  Side side;
+  bool keys;
+  int size;
 
-  __device__ Cut(const Problem& p, const Sequence& s, const Side& side_)
-      : mask(s, p.causal), side(side_) {}
-  __device__ int tiles() const {
-    return ((side.keys ? mask.Nk : mask.Nq) + side.size - 1) / side.size;
-  }
+  __device__ Cut(const Problem& p, const Sequence& s, const Side& side)
+      : mask(s, p.causal), keys(side.keys), size(side.size_in(keys ? s.Nk : s.Nq)) {}
+  __device__ int tiles() const { return ((keys ? mask.Nk : mask.Nq) + size - 1) / size; }
   // What a tile passes over: the keys that its last query sees, or the queries that see its first
   // key.
   __device__ int work(int tile) const {
-    const int first = tile * side.size;
-    return side.keys ? mask.Nq - mask.first_row(first)
-                     : mask.visible_keys(min(first + side.size, mask.Nq) - 1);
+    const int first = tile * size;
+    return keys ? mask.Nq - mask.first_row(first)
+                : mask.visible_keys(min(first + size, mask.Nq) - 1);
   }
-  __device__ int most_work() const { return tiles() == 0 ? 0 : work(side.keys ? 0 : tiles() - 1); }
+  __device__ int most_work() const { return tiles() == 0 ? 0 : work(keys ? 0 : tiles() - 1); }
   // How many tiles have more work than w. Along a sequence work never grows, or never falls.
   __device__ int with_more(int w) const {
-    if (side.keys) {  // those whose first key is seen by the (w + 1)th query from the end
+    if (keys) {  // those whose first key is seen by the (w + 1)th query from the end
       const int row = mask.Nq - 1 - w;
-      return row < 0 ? 0 : (mask.visible_keys(row) + side.size - 1) / side.size;
+      return row < 0 ? 0 : (mask.visible_keys(row) + size - 1) / size;
     }
     const int row = mask.first_row(w);  // the first one that sees key w
-    return row >= mask.Nq ? 0 : tiles() - row / side.size;
+    return row >= mask.Nq ? 0 : tiles() - row / size;
   }
 };
 
-__global__ void list_kernel(Problem p, const std::int32_t* offsets, Side side, Order order,
-                            List list) {
+__global__ void list_kernel(Problem p, const std::int32_t* offsets,
+                            const __grid_constant__ Lists lists) {
+  const auto& [side, order, list] = lists.of[blockIdx.y];
   next_may_start();
   offsets_or_list_are_done();
   const int lane = threadIdx.x % lanes, B = int(p.B);
@@ -136,14 +139,16 @@ void launch_offsets(const Problem& p, const Sequences& s, std::int32_t* to, cuda
   FA_LAUNCH(offsets_kernel, dim3(1), dim3(2 * lanes), 0, stream, p, s, to);
 }
 
-void launch_list(const Problem& p, const std::int32_t* offsets, const Side& side, Order order,
-                 const List& list, cudaStream_t stream) {
-  const dim3 blocks(unsigned((list.most + warps - 1) / warps));
+void launch_lists(const Problem& p, const std::int32_t* offsets, const Lists& lists,
+                  cudaStream_t stream) {
+  int most = 0;
+  for (int i = 0; i < lists.count; ++i) most = std::max(most, lists.of[i].list.most);
+  const dim3 blocks(unsigned((most + warps - 1) / warps), unsigned(lists.count));
+  const dim3 threads(lanes * warps);
   if (waits_itself(list_kernel))
-    FA_LAUNCH_EARLY(list_kernel, blocks, dim3(lanes * warps), 0, stream, p, offsets, side, order,
-                    list);
+    FA_LAUNCH_EARLY(list_kernel, blocks, threads, 0, stream, p, offsets, lists);
   else
-    FA_LAUNCH(list_kernel, blocks, dim3(lanes * warps), 0, stream, p, offsets, side, order, list);
+    FA_LAUNCH(list_kernel, blocks, threads, 0, stream, p, offsets, lists);
 }
 
 }  // namespace fa::packed
