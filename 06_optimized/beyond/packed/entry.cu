@@ -84,6 +84,16 @@ Order chosen(Order order, const Problem& p, const Side& side, bool hopper) {
   return p.d > 64 && blocks <= few * processors() ? Order::tiles : Order::sequences;
 }
 
+// Tall tiles pay where a sequence is long; short ones have a third of a block idle then.
+Side queries_of_hopper(const Problem& p, const Sequences& s) {
+  bool tall = p.Nq > long_sequence * p.B;
+  if (const std::int32_t* const offsets = s.queries_on_host)
+    tall = std::adjacent_find(offsets, offsets + p.B + 1, [](std::int32_t from, std::int32_t to) {
+             return to - from > long_sequence;
+           }) != offsets + p.B + 1;
+  return {false, hopper_tile, tall && p.d <= 64 ? tall_tile : hopper_tile};
+}
+
 // Hands out the scratch, piece by piece, in multiples of 16 bytes.
 struct Pieces {
   char* begin;
@@ -180,16 +190,16 @@ void forward(const Problem& p, const Sequences& s, const Forward<T>& t, const Op
   check_scratch(who, options.scratch, "scratch_bytes()", scratch_bytes<T>(p), 16);
   if (nothing_to_do(p) || p.Nq == 0) return;
   const bool hopper = takes_hopper<T>(p, t, options.kernel);
-  const Side queries = hopper ? queries_of_hopper(p.d) : Side{false, forward_tile<T>(p.d)};
+  const Side queries = hopper ? queries_of_hopper(p, s) : Side{false, forward_tile<T>(p.d)};
   const ForwardScratch scratch(p, queries, options.scratch.data);
   const float scale = float(p.softmax_scale());
   launch_offsets(p, s, scratch.offsets, options.stream);
   const Order order = chosen(options.order, p, queries, hopper);
   launch_lists(p, scratch.offsets, {{{queries, order, scratch.list}}, 1}, options.stream);
   if constexpr (is_half<T>)
-    hopper
-        ? launch_hopper(p, t, scratch.list, scratch.offsets + 2 * (p.B + 1), scale, options.stream)
-        : launch_fa2(p, t, scratch.list, scale, options.stream);
+    hopper ? launch_hopper(p, t, queries, scratch.list, scratch.offsets + 2 * (p.B + 1), scale,
+                           options.stream)
+           : launch_fa2(p, t, scratch.list, scale, options.stream);
   else
     launch_tiled(p, t, scratch.list, scale, options.stream);
 }

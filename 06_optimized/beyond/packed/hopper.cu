@@ -323,7 +323,7 @@ void launch(const Problem& p, const Forward<T>& t, const List& list, int* taken,
   const ForwardMaps maps = maps_of(one, t, Tiles::Br, Tiles::Bc);
   const auto kernel = hopper_kernel<Tiles, T>;
   allow_shared_memory(kernel, bytes);
-  const std::int64_t tiles = queries_of_hopper(p.d).most(p) * p.Hq;
+  const std::int64_t tiles = list.most * p.Hq;
   const int blocks = int(std::min<std::int64_t>(processors(), tiles));
   FA_LAUNCH_EARLY(kernel, dim3(unsigned(blocks)), dim3(Tiles::threads), bytes, stream, maps, p, t,
                   list, taken, scale);
@@ -341,17 +341,18 @@ std::string not_for_hopper(const Problem& p, const Forward<T>& t) {
 }
 
 template <class T>
-void launch_hopper(const Problem& p, const Forward<T>& t, const List& list, int* taken, float scale,
-                   cudaStream_t stream) {
+void launch_hopper(const Problem& p, const Forward<T>& t, const Side& queries, const List& list,
+                   int* taken, float scale, cudaStream_t stream) {
   if (p.d > 128) return launch<D256>(p, t, list, taken, scale, stream);
   if (p.d > 64) return launch<D128Short>(p, t, list, taken, scale, stream);
-  launch<D64>(p, t, list, taken, scale, stream);
+  if (queries.tall == D64::Br) return launch<D64>(p, t, list, taken, scale, stream);
+  launch<D64Short>(p, t, list, taken, scale, stream);
 }
 
-#define FA_FOR(T)                                                                          \
-  template std::string not_for_hopper(const Problem&, const Forward<T>&);                  \
-  template void launch_hopper(const Problem&, const Forward<T>&, const List&, int*, float, \
-                              cudaStream_t)
+#define FA_FOR(T)                                                                                \
+  template std::string not_for_hopper(const Problem&, const Forward<T>&);                        \
+  template void launch_hopper(const Problem&, const Forward<T>&, const Side&, const List&, int*, \
+                              float, cudaStream_t)
 FA_FOR(__half);
 FA_FOR(__nv_bfloat16);
 #undef FA_FOR

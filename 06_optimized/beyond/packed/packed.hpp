@@ -31,7 +31,8 @@ inline constexpr int widest = sizeof(T) == 4 ? 128 : 256;  // d, at most
 // behind the last offset belongs to no sequence: there nothing is read or written.
 struct Sequences {
   const std::int32_t *queries = nullptr, *keys = nullptr;  // [B + 1], in device memory
-  // The same in host memory, or null. If they are there, what is wrong with them is said in words.
+  // The same in host memory, or null. If they are there, what is wrong with them is said in words,
+  // and hopper's forward has the tiles that suit the longest sequence; else those for the mean.
   const std::int32_t *queries_on_host = nullptr, *keys_on_host = nullptr;
 };
 
@@ -109,12 +110,13 @@ struct Work : Sequence {
     return (q0 / 128 + number) * 128;
   }
 };
-// Of queries, or of keys: tiles of `size`, or `tall` in sequences of more than 1024; at most `most`
-// of all sequences.
+// Of queries, or of keys: tiles of `size`, or `tall` in long sequences; at most `most` of all
+// sequences.
+inline constexpr int long_sequence = 1024;  // are those of more
 struct Side {
   bool keys;
   int size, tall = size;
-  FA_HOST_DEVICE int size_in(int sequence) const { return sequence > 1024 ? tall : size; }
+  FA_HOST_DEVICE int size_in(int sequence) const { return sequence > long_sequence ? tall : size; }
   std::int64_t most(const Problem& p) const { return (keys ? p.Nk : p.Nq) / size + p.B; }
 };
 // Each tile once, in its order. Behind the last one tile = -1.
@@ -160,15 +162,14 @@ void launch_tiled(const Problem& p, const Forward<float>& t, const List& list, f
 template <class T>
 void launch_fa2(const Problem& p, const Forward<T>& t, const List& list, float scale,
                 cudaStream_t stream);
-// With tiles of so many queries, or keys; in the forward taller ones for d <= 64. taken: 0, where
-// blocks count the tiles that they have taken.
-inline constexpr int hopper_tile = 128;
-inline Side queries_of_hopper(std::int64_t d) { return {false, hopper_tile, d > 64 ? 128 : 192}; }
+// With tiles of so many queries, or keys; for d <= 64 the forward's `queries` may have tall ones.
+// taken: 0, where blocks count the tiles that they have taken.
+inline constexpr int hopper_tile = 128, tall_tile = 192;
 template <class T>
 std::string not_for_hopper(const Problem& p, const Forward<T>& t);
 template <class T>
-void launch_hopper(const Problem& p, const Forward<T>& t, const List& list, int* taken, float scale,
-                   cudaStream_t stream);
+void launch_hopper(const Problem& p, const Forward<T>& t, const Side& queries, const List& list,
+                   int* taken, float scale, cudaStream_t stream);
 template <class T>
 std::string not_for_hopper(const Problem& p, const Backward<T>& t);
 template <class T>

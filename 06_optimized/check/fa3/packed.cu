@@ -2,6 +2,7 @@
 // library (peer.hpp there), so that packed_bench.py times both in one process, on the same tensors.
 // What mha_fwd and mha_bwd of hopper/flash_api.cpp do for bf16, a causal mask, equal numbers of
 // heads, offsets of queries that are those of keys and one split, on memory that is there already.
+#include <algorithm>
 #include <cmath>
 
 #include "06_optimized/beyond/packed/check/peer.hpp"
@@ -18,7 +19,16 @@ void check_call(const fa_packed_call& c) {
   refuse_if(c.Hq != c.Hkv, "built for as many key heads as query heads");
   refuse_if(c.causal == 0 || c.queries != c.keys || c.Nq != c.Nk,
             "built for a causal mask, and keys where the queries are");
-  refuse_if(c.B < 1 || c.Nq < 1 || c.longest < 1, "built for sizes from 1 on");
+  refuse_if(c.B < 1 || c.Nq < 1, "built for sizes from 1 on");
+  refuse_if(!c.queries_on_host, "wants the offsets on the host, too: it is told the longest");
+}
+
+std::int64_t longest(const fa_packed_call& c) {
+  const auto* offsets = static_cast<const std::int32_t*>(c.queries_on_host);
+  std::int64_t most = 0;
+  for (std::int64_t b = 0; b < c.B; ++b)
+    most = std::max<std::int64_t>(most, offsets[b + 1] - offsets[b]);
+  return most;
 }
 
 // Offsets into scratch, in bytes. What it holds before does not matter.
@@ -40,7 +50,7 @@ struct Parts {
     D = next(LSE2, c.Hq * rows);
     dQ = next(D, c.Hq * rows);
     turns = next(dQ, c.Hq * rows * c.d);
-    backward_end = next(turns, c.B * c.Hq * rounded(c.longest, tile) / tile);
+    backward_end = next(turns, c.B * c.Hq * rounded(longest(c), tile) / tile);
   }
   static std::int64_t queries_of_a_tile(const fa_packed_call& c) { return c.d <= 64 ? 128 : 64; }
 };
@@ -57,14 +67,14 @@ Flash_bwd_params params_of(const fa_packed_call& c) {
   p.cu_seqlens_k = static_cast<int*>(c.keys);
   p.b = p.b_k = int(c.B);
   p.h = p.h_k = int(c.Hq);
-  p.seqlen_q = p.seqlen_k = int(c.longest);
-  p.seqlen_q_rounded = p.seqlen_k_rounded = int(rounded(c.longest, 128));
+  p.seqlen_q = p.seqlen_k = int(longest(c));
+  p.seqlen_q_rounded = p.seqlen_k_rounded = int(rounded(longest(c), 128));
   p.total_q = p.total_k = int(c.Nq);
   p.d = p.d_rounded = p.dv = p.dv_rounded = int(c.d);
   p.scale_softmax = float(1 / std::sqrt(double(c.d)));
   p.is_bf16 = true;
   p.is_causal = true;
-  p.window_size_left = int(c.longest - 1);
+  p.window_size_left = int(longest(c) - 1);
   p.window_size_right = 0;
   p.num_splits = 1;
   p.arch = 90;
@@ -114,7 +124,7 @@ const char* fa_packed_backward(const fa_packed_call* call) {
     const Parts parts(c);
     refuse_if(c.scratch_bytes < parts.backward_end, "scratch is too small");
     Flash_bwd_params p = params_of(c);
-    p.seqlen_q_rounded = int(rounded(c.longest, parts.queries_of_a_tile(c)));
+    p.seqlen_q_rounded = int(rounded(longest(c), parts.queries_of_a_tile(c)));
     p.do_ptr = c.dO, p.dq_ptr = c.dQ, p.dk_ptr = c.dK, p.dv_ptr = c.dV;
     p.do_row_stride = p.dq_row_stride = p.dk_row_stride = p.dv_row_stride = p.q_row_stride;
     p.do_head_stride = p.dq_head_stride = p.dk_head_stride = p.dv_head_stride = p.q_head_stride;

@@ -10,7 +10,7 @@ distributions of lengths share the same number of tokens: all equal; uniform fro
 `hopper`, and by `fa2` and `swizzle`; in the forward `fa2` also with each of the three orders. Beside it: the batch padded
 to its longest sequence by the same kernels of the ladders with key lengths, where it fits into memory and time (to pack
 and to pad is not counted); FlashAttention-2 for variable lengths, as PyTorch has it, and FlashAttention-3 with --fa3,
-both of which are told the longest length; and at one setting FlexAttention with a mask of documents (--flex 0: without).
+both of which are told the longest length, as ours is told the offsets; and at one setting FlexAttention with a mask of documents (--flex 0: without).
 
 All contenders of a setting get the same numbers, and are timed once a round, in an order drawn anew, so that ratios can
 be taken round by round. Some tokens of what each of them writes are compared with fp64, before and after. FLOP are those
@@ -56,9 +56,9 @@ class Call(ctypes.Structure):
     """struct fa_packed_call of peer.hpp."""
 
     _fields_ = ([(name, ctypes.c_int64) for name in ("B", "Hq", "Hkv", "Nq", "Nk", "d", "causal", "order", "dtype",
-                                                      "kernel", "longest", "scratch_bytes")]
+                                                      "kernel", "scratch_bytes")]
                 + [(name, ctypes.c_void_p) for name in ("Q", "K", "V", "O", "LSE", "dO", "dQ", "dK", "dV", "queries",
-                                                         "keys", "lengths", "scratch", "stream")])
+                                                         "keys", "lengths", "queries_on_host", "scratch", "stream")])
 
 
 class Failed(Exception):
@@ -109,7 +109,8 @@ class Tensors:
         self.O, self.dQ, self.dK, self.dV = (torch.full(shape, math.nan, device="cuda", dtype=torch.bfloat16)
                                              for _ in range(4))
         self.LSE = torch.full((H, s.tokens), math.nan, device="cuda", dtype=torch.float32)
-        self.offsets = torch.tensor(self.starts, device="cuda", dtype=torch.int32)
+        self.on_host = torch.tensor(self.starts, dtype=torch.int32)
+        self.offsets = self.on_host.cuda()
         # Neither first tokens, whose gradients are nearly nothing, nor more than one of a sequence.
         generator = random.Random(seed)
         long_enough = [b for b, n in enumerate(self.lengths) if n >= 64]
@@ -191,9 +192,9 @@ class Library:
         """Of both passes, and the scratch, which must live as long."""
         s = t.setting
         call = Call(B=len(t.lengths), Hq=H, Hkv=H, Nq=s.tokens, Nk=s.tokens, d=s.d, causal=2, order=order, dtype=2,
-                    kernel=kernel, longest=max(t.lengths), Q=t.Q.data_ptr(), K=t.K.data_ptr(), V=t.V.data_ptr(), O=t.O.data_ptr(),
+                    kernel=kernel, Q=t.Q.data_ptr(), K=t.K.data_ptr(), V=t.V.data_ptr(), O=t.O.data_ptr(),
                     LSE=t.LSE.data_ptr(), dO=t.dO.data_ptr(), dQ=t.dQ.data_ptr(), dK=t.dK.data_ptr(), dV=t.dV.data_ptr(),
-                    queries=t.offsets.data_ptr(), keys=t.offsets.data_ptr())
+                    queries=t.offsets.data_ptr(), keys=t.offsets.data_ptr(), queries_on_host=t.on_host.data_ptr())
         sizes = ctypes.c_int64(), ctypes.c_int64()
         complain(self.c.fa_packed_plan(ctypes.byref(call), ctypes.byref(sizes[0]), ctypes.byref(sizes[1])))
         scratch = torch.empty(max(sizes[0].value, sizes[1].value) + 256, device="cuda", dtype=torch.uint8)

@@ -22,7 +22,8 @@ Problem problem_of(const fa_packed_call& c) {
   return p;
 }
 packed::Sequences sequences_of(const fa_packed_call& c) {
-  return {static_cast<const std::int32_t*>(c.queries), static_cast<const std::int32_t*>(c.keys)};
+  const auto offsets = [](const void* p) { return static_cast<const std::int32_t*>(p); };
+  return {offsets(c.queries), offsets(c.keys), offsets(c.queries_on_host)};
 }
 packed::Options options_of(const fa_packed_call& c) {
   return {static_cast<packed::Order>(c.order),

@@ -6,11 +6,11 @@
 // [B, Hq, N]. causal as in fa::Causal, order as in packed::Order.
 extern "C" struct fa_packed_call {
   std::int64_t B, Hq, Hkv, Nq, Nk, d, causal, order;
-  std::int64_t dtype;    // 0 fp32, 1 fp16, 2 bf16
-  std::int64_t kernel;   // 1 fa2 and swizzle, 2 hopper
-  std::int64_t longest;  // tokens of the longest sequence; ours does not ask
+  std::int64_t dtype;   // 0 fp32, 1 fp16, 2 bf16
+  std::int64_t kernel;  // 1 fa2 and swizzle, 2 hopper
   std::int64_t scratch_bytes;
   void *Q, *K, *V, *O, *LSE, *dO, *dQ, *dK, *dV;
   void *queries, *keys, *lengths;  // offsets, int32 [B + 1]; if padded, int64 [B]
+  void* queries_on_host;           // or null
   void *scratch, *stream;
 };

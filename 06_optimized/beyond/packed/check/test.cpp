@@ -67,6 +67,7 @@ struct Batch {
   std::optional<double> scale = {};
   walk::Kernel kernel = walk::Kernel::best;
   bool deterministic = false;
+  bool told = false;  // the offsets, on the host, too
 
   Int B() const { return Int(queries.size()) - 1; }
   // As the oracle sees it: one sequence, in which a token sees some of its own.
@@ -132,8 +133,9 @@ std::string call_walk(const Call& call, const Batch& batch, std::size_t bytes, O
   options.kernel = batch.kernel;
   options.deterministic = batch.deterministic;
   options.scratch = {scratch.as<void>(), bytes};
-  f(p, walk::Sequences{copy.at(q.data()), copy.at(k.data())},
-    as_device<Device<T>>(on_device(copy, call.t)), options);
+  walk::Sequences sequences{copy.at(q.data()), copy.at(k.data())};
+  if (batch.told) sequences.queries_on_host = q.data(), sequences.keys_on_host = k.data();
+  f(p, sequences, as_device<Device<T>>(on_device(copy, call.t)), options);
   FA_CUDA_CHECK(cudaDeviceSynchronize());
   copy.copy_back();
   std::vector<unsigned char> behind(strip);
@@ -306,6 +308,20 @@ void hopper_is_right(std::initializer_list<Int> dimensions) {
 }
 TEST_F(packed, HopperForward) { hopper_is_right<ForwardCase<bf16>>({64, 96, 128, 256}); }
 TEST_F(packed, HopperBackward) { hopper_is_right<BackwardCase<bf16>>({64, 128}); }
+
+// Long sequences in tall tiles, and others among them; by the mean, and by the offsets.
+TEST_F(packed, HopperWithTallTiles) {
+  if (optimized::device_capability() != 90) GTEST_SKIP() << without_hopper;
+  const Batch by_mean = two({1100, 1300}, {150, 90}, Causal::top_left, 2, 1, 40);
+  Batch by_offsets =
+      two({5, 1100, 0, 200, 37}, {9, 310, 20, 140, 0}, Causal::bottom_right, 1, 1, 64);
+  by_offsets.told = true;
+  for (const Batch& batch : {by_mean, by_offsets}) {
+    ForwardCase<bf16> c(for_hopper(batch).spec(), true);
+    EXPECT_EQ(run(c, for_hopper(batch)), "");
+    EXPECT_EQ(c.verdict(), "") << batch.name();
+  }
+}
 
 // What a tile brings of the sequence behind leaves no trace, even if it is NaN.
 TEST_F(packed, HopperHidesTheNextSequence) {
@@ -980,8 +996,9 @@ TEST_F(packed, EarlyAndAtRandom) {
 TEST_F(packed, HopperWithShortOnesBehindALongOne) {
   if (optimized::device_capability() != 90) GTEST_SKIP() << without_hopper;
   using emulator::Timing;
-  const Batch batch =
+  Batch batch =
       for_hopper(two({1100, 6, 29, 70, 6}, {200, 6, 29, 200, 150}, Causal::bottom_right, 1, 1, 64));
+  batch.told = true;
   for (const emulator::Schedule& now : {emulator::Schedule{Timing::late, 0},
                                         {Timing::random, 1},
                                         {Timing::random, 2},
