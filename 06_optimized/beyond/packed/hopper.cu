@@ -153,6 +153,7 @@ template <class Tiles, class T>
 __device__ void compute(Shared<Tiles, T>& shared, const ForwardMaps& maps, const Problem& p,
                         const Forward<T>& t, float scale) {
   constexpr int D = Tiles::D, Br = Tiles::Br, Bc = Tiles::Bc;
+  constexpr bool few_registers = Tiles::groups == 3;  // so that what is known is read again
   const int group = uniform(threadIdx.x / 128) - 1, warp = threadIdx.x / 32 % 4;
   const int lane = threadIdx.x % 32;
   const int warp_row = 64 * group + 16 * warp;  // of the tile: where the warp's 16 rows begin
@@ -166,17 +167,17 @@ __device__ void compute(Shared<Tiles, T>& shared, const ForwardMaps& maps, const
   if (group == 0) arrive(turn, 256);  // opens its own: the first turn
 
   Ring<Tiles::stages> kv;
-  int tile = 0;  // of those that the block takes; a ring of Q's buffers in one register
-  const auto Q_at = [&] { return tile % Tiles::Q_buffers; };
+  Ring<Tiles::Q_buffers> q;
+  int tile = 0;  // of those that the block takes: tells where the ring is, in one register
+  const auto Q_at = [&] { return few_registers ? tile % Tiles::Q_buffers : q.at; };
   const auto release_Q = [&] {
     __syncwarp();
     if (lane == 0) arrive(&shared.Q_free[Q_at()]);
   };
   bool leaving = false;  // through V: O of the tile before is on its way
-  for (;; ++tile) {
-    wait(&shared.Q_full[Q_at()], tile / Tiles::Q_buffers % 2);
-    // With three groups registers are few: what is asked of it is read again.
-    std::conditional_t<Tiles::groups == 3, const Task&, const Task> task = shared.task[Q_at()];
+  for (;; ++tile, q.next()) {
+    wait(&shared.Q_full[Q_at()], few_registers ? tile / Tiles::Q_buffers % 2 : q.phase);
+    std::conditional_t<few_registers, const Task&, const Task> task = shared.task[Q_at()];
     if (task.h < 0) break;
     if (Tiles::groups == 3 && 64 * group >= task.rows) {  // no rows: says what others wait for
       for (int n = 0; n < task.blocks; ++n, kv.next()) {
@@ -197,9 +198,14 @@ __device__ void compute(Shared<Tiles, T>& shared, const ForwardMaps& maps, const
     float O[D / 2], m[2] = {-INFINITY, -INFINITY}, l[2] = {0, 0}, alpha[2];
     std::uint32_t P[Bc / 16][4];
     const int full = task.visible_keys(64 * group) / Bc;
+    const int visible[2] = {task.visible_keys(row), task.visible_keys(row + 8)};
     const auto hide_unseen = [&](float(&S)[Bc / 2], int block) {
-      const int visible[2] = {task.visible_keys(row), task.visible_keys(row + 8)};
-      hide(S, visible, block * Bc);
+      if constexpr (few_registers) {
+        const int again[2] = {task.visible_keys(row), task.visible_keys(row + 8)};
+        hide(S, again, block * Bc);
+      } else {
+        hide(S, visible, block * Bc);
+      }
     };
     {
       float S[Bc / 2];
