@@ -19,6 +19,7 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[2]
 SKIPPED = 77
 NONE = "no Python here has PyTorch 2.4 or later; ./learn torch brings it, FA_PYTHON names one"
+LONG = ["test_train", "test_walks", "test_generate", "test_citizen"]
 ASK = "import importlib.metadata as m, sys; sys.exit(tuple(int(n) for n in m.version('torch').split('.')[:2]) < (2, 4))"
 
 
@@ -51,7 +52,9 @@ def main() -> int:
     if options.library:
         os.environ["FLASH_FROM_SCRATCH_LIBRARY"] = str(options.library.resolve())
     tests = options.tests or [file.stem for file in sorted(HERE.glob("test_*.py"))]
-    # All of them on the emulator: half of the modules in each of two processes. A GPU, and who times it, is left alone.
+    # All of them on the emulator: half of the modules in each of two processes, and of those that take long, too. A GPU,
+    # and who times it, is left alone.
+    tests.sort(key=lambda name: LONG.index(name) if name in LONG else len(LONG))
     halves = 1 if len(tests) == 1 or shutil.which("nvidia-smi") else min(2, os.cpu_count() or 1)
     running = [subprocess.Popen([python, "-m", "unittest", "-v", *tests[i::halves]], cwd=HERE, stdout=subprocess.PIPE,
                                 env=os.environ | ({"OMP_WAIT_POLICY": "passive"} if halves > 1 else {}),
