@@ -10,7 +10,7 @@ extern "C" struct fa_packed_call {
   std::int64_t kernel;  // 1 fa2 and swizzle, 2 hopper
   std::int64_t scratch_bytes;
   void *Q, *K, *V, *O, *LSE, *dO, *dQ, *dK, *dV;
-  void *queries, *keys, *lengths;  // offsets, int32 [B + 1]; if padded, int64 [B]
-  void* queries_on_host;           // or null
+  // Offsets, int32 [B + 1], if padded lengths, int64 [B]; the offsets in host memory, or null.
+  void *queries, *keys, *lengths, *queries_on_host;
   void *scratch, *stream;
 };
