@@ -56,7 +56,10 @@ struct Cut {
 
   __device__ Cut(const Problem& p, const Sequence& s, const Side& side)
       : mask(s, p.causal), keys(side.keys), size(side.size_in(keys ? s.Nk : s.Nq)) {}
-  __device__ int tiles() const { return ((keys ? mask.Nk : mask.Nq) + size - 1) / size; }
+  __device__ int tiles() const {
+    const int rows = keys ? mask.Nk : mask.Nq;
+    return (rows + size - 1) / size;
+  }
   // What a tile passes over: the keys that its last query sees, or the queries that see its first
   // key.
   __device__ int work(int tile) const {
