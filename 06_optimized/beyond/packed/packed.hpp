@@ -115,8 +115,10 @@ struct Work : Sequence {
 inline constexpr int long_sequence = 1024;  // are those of more
 struct Side {
   bool keys;
-  int size, tall = size;
-  FA_HOST_DEVICE int size_in(int sequence) const { return sequence > long_sequence ? tall : size; }
+  int size, tall = 0;  // 0: there are none
+  FA_HOST_DEVICE int size_in(int sequence) const {
+    return tall > 0 && sequence > long_sequence ? tall : size;
+  }
   std::int64_t most(const Problem& p) const { return (keys ? p.Nk : p.Nq) / size + p.B; }
 };
 // Each tile once, in its order. Behind the last one tile = -1.
