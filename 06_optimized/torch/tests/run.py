@@ -60,7 +60,8 @@ def main() -> int:
                                 env=os.environ | ({"OMP_WAIT_POLICY": "passive"} if halves > 1 else {}),
                                 stderr=subprocess.STDOUT, text=True) for i in range(halves)]
     with ThreadPoolExecutor() as readers:
-        said = "".join(readers.map(lambda one: one.communicate()[0], running))
+        spoken = list(zip(running, readers.map(lambda one: one.communicate()[0], running)))
+    said = "".join(words for _, words in sorted(spoken, key=lambda one: one[0].returncode != 0))  # what failed is last
     print(said, end="", flush=True)
     skipped = re.findall(r"""\.\.\. skipped (['"])(.*)\1""", said)
     failed = any(one.returncode for one in running)

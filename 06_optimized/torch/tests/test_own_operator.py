@@ -72,7 +72,7 @@ class Skeleton(unittest.TestCase):
         import subprocess
         import sys
         import tempfile
-        sys.path.insert(0, str(FOLDER))
+        sys.path.append(str(FOLDER))
         from practice import HOLE, LESSON, skeleton
         lesson = LESSON.read_text(encoding="utf-8")
         empty = skeleton(lesson)

@@ -16,7 +16,7 @@ from unittest import mock
 
 from reference import FOLDER, torch
 
-sys.path.insert(0, str(FOLDER))  # train.py lies beside the package, wherever that is installed
+sys.path.append(str(FOLDER))  # train.py lies there; last, for the package beside it is not the one that pip installed
 import train  # noqa: E402
 
 TEXT = train.text()
