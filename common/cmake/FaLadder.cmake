@@ -181,6 +181,7 @@ function(fa_ladder_for_cpu target)
     fa_emulated_headers(${target} hooked_O0 fa_hooks -O0)
   elseif(FA_SANITIZE AND CMAKE_CXX_COMPILER_ID MATCHES "Clang")  # which takes four times as long for -O1 as it saves here
     target_compile_options(${target} PRIVATE -O0)
+    fa_emulated_headers(${target} hooked_O0 fa_hooks -O0)
   else()
     target_compile_options(${target} PRIVATE ${FA_EMULATED_FAST})
     fa_emulated_headers(${target} hooked fa_hooks ${FA_EMULATED_FAST})
