@@ -59,11 +59,13 @@ struct fa_emulated_stream;
 namespace fa::emulator {
 void misaligned();
 bool alike(const void* a, const void* b, std::size_t bytes);  // looks without being watched
-// Notes an access that a GPU would refuse. The compiler believes in alignas and must not see what
-// is compared.
-inline void check_alignment(const void* p, std::uintptr_t alignment) {
+// Notes an access that a GPU would refuse, and says so: it does not happen, for it would end the
+// program. The compiler believes in alignas and must not see what is compared.
+inline bool check_alignment(const void* p, std::uintptr_t alignment) {
   asm("" : "+r"(p));
-  if (reinterpret_cast<std::uintptr_t>(p) % alignment != 0) misaligned();
+  if (reinterpret_cast<std::uintptr_t>(p) % alignment == 0) return true;
+  misaligned();
+  return false;
 }
 void move(void* to, const void* from, unsigned bytes);  // seen by the x-ray
 // 16 bytes of anything, anywhere: Clang before 16 copies them by memcpy, which nobody watches.
@@ -71,8 +73,7 @@ using Sixteen [[gnu::vector_size(16), gnu::may_alias, gnu::aligned(1)]] = char;
 // One access to all of it, of whatever type the memory is.
 template <class T>
 __device__ inline T& copy_at_once(T& to, const T& from) {
-  check_alignment(&from, sizeof(T));
-  check_alignment(&to, sizeof(T));
+  if (!check_alignment(&from, sizeof(T)) || !check_alignment(&to, sizeof(T))) return to;
 #ifdef FA_EMULATOR_TSAN  // two threads that fill the same place with the same zeros do no harm
   if (alike(&to, &from, sizeof(T))) return to;
 #endif
@@ -96,12 +97,10 @@ struct alignas(16) float4 {
   float4(const float4& from);
   float4& operator=(const float4& from);
 #else
-  __device__ float4(const float4& from) : x(from.x), y(from.y), z(from.z), w(from.w) {
-    fa::emulator::check_alignment(&from, 16);
-  }
+  __device__ float4(const float4& from) { *this = from; }
   __device__ float4& operator=(const float4& from) {
-    fa::emulator::check_alignment(&from, 16);
-    fa::emulator::check_alignment(this, 16);
+    if (!fa::emulator::check_alignment(&from, 16) || !fa::emulator::check_alignment(this, 16))
+      return *this;
     x = from.x;
     y = from.y;
     z = from.z;

@@ -50,6 +50,9 @@ __global__ void at_once_kernel(const short* from, short* to, unsigned* steps) {
   *reinterpret_cast<float2*>(to) = four;
   atomicAdd(steps, 2u);
 }
+__global__ void four_kernel(const float* from, float* to) {
+  *reinterpret_cast<float4*>(to) = *reinterpret_cast<const float4*>(from);
+}
 __global__ void shuffles_kernel(int* out) {
   const int lane = int(threadIdx.x) % 32;
   int sum = lane;
@@ -124,6 +127,9 @@ void copies(const float* from, float* seen) {
 }
 void at_once(const short* from, short* to, unsigned* steps) {
   FA_LAUNCH(at_once_kernel, dim3(1), dim3(1), 0, nullptr, from, to, steps);
+}
+void four(const float* from, float* to) {
+  FA_LAUNCH(four_kernel, dim3(1), dim3(1), 0, nullptr, from, to);
 }
 void shuffles(int* out) { FA_LAUNCH(shuffles_kernel, dim3(1), dim3(64), 0, nullptr, out); }
 void count(float* out) { FA_LAUNCH(count_kernel, dim3(4), dim3(64), 0, nullptr, out); }

@@ -24,6 +24,7 @@ void where_tiles_begin(std::uintptr_t* address);
 void copies(const float* from, float* seen);
 // to[0 .. 3] = from[4 .. 7], to[4 .. 7] = 0, *steps += 2: 16 bytes at once, and 8.
 void at_once(const short* from, short* to, unsigned* steps);
+void four(const float* from, float* to);
 // out[t] = sum over the warp of lane t; out[64 + t] = the lane that is 1 higher; 64 threads.
 void shuffles(int* out);
 // out[0] += 1 from 4 blocks of 64 threads; threads past the 40th return before a barrier.

@@ -184,6 +184,15 @@ TEST_F(Cuda, SeveralNumbersAtOnce) {
                  test_kernels::at_once(from.as<short>() + 4, to.as<short>(), steps.as<unsigned>());
                }),
                {"launch of at_once_kernel failed at", "misaligned address"});
+  const DeviceMemory four(32);
+  FA_CUDA_CHECK(cudaMemset(four.as<void>(), 0, 32));
+  test_kernels::four(four.as<float>() + 4, four.as<float>());
+  for (int at : {0, 4}) {
+    expect_words(error([&] { test_kernels::four(four.as<float>() + 1, four.as<float>() + at); }),
+                 {"launch of four_kernel failed at", "misaligned address"});
+    expect_words(error([&] { test_kernels::four(four.as<float>() + at, four.as<float>() + 3); }),
+                 {"launch of four_kernel failed at", "misaligned address"});
+  }
 #endif
 }
 
