@@ -91,6 +91,9 @@ def main() -> int:
     if python == str(PYTHON) and not has(python, "matplotlib"):  # ./learn train draws, if it can
         shown(python, "-m", "pip", "install", "-q", "--disable-pip-version-check", "matplotlib")
     cuda = [] if gpu_answers() else ["-DFA_CUDA=OFF"]  # then kernels run on the emulator
+    if not cuda and not any(map(shutil.which, ("nvcc", os.environ.get("CUDACXX", ""), "/usr/local/cuda/bin/nvcc"))):
+        print("a GPU answers, but no nvcc is found: the kernels will run on the emulator, and not on the GPU; the CUDA "
+              "Toolkit from 12.4 on has it, and CUDACXX says where", flush=True)
     environment = {}
     installed = python == str(PYTHON) and os.environ.get("FA_NO_INSTALL") != "1" and shown(
         python, "-m", "pip", "install", "-q", "--disable-pip-version-check", str(HERE),

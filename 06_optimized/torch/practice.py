@@ -18,7 +18,7 @@ HOLE = re.compile(r"^( *)# \[hole (\d): ([^\n]*)\]\n(.*?)^ *# \[end\]\n", re.M |
 RESULT = re.compile(r"^test_\d_(\w+) .*?\.\.\. (ok|FAIL|ERROR)", re.M)
 
 sys.path.insert(0, str(HERE / "tests"))
-from run import NONE, python_with_torch  # noqa: E402
+from run import NONE, installed_in, python_with_torch  # noqa: E402
 
 
 def skeleton(lesson: str) -> str:
@@ -57,7 +57,7 @@ def main() -> int:
         print(f"{MINE.relative_to(ROOT)} is yours: six holes, each a line or a few; the same command judges it")
     print(f"testing YOUR code: {MINE.relative_to(ROOT)}", flush=True)
     environment = {**os.environ, "FA_OWN_OPERATOR": str(MINE)}
-    if python.startswith(str(ROOT / "build" / "torch" / "env")) and "FLASH_FROM_SCRATCH_LIBRARY" not in environment:
+    if installed_in(python) and "FLASH_FROM_SCRATCH_LIBRARY" not in environment:
         environment["FLASH_FROM_SCRATCH_INSTALLED"] = "1"
     done = subprocess.run([python, "-m", "unittest", "-v", "test_own_operator"], cwd=HERE / "tests", text=True, check=False,
                           stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment)

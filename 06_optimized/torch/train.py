@@ -11,6 +11,7 @@ import csv
 import math
 import os
 import re
+import shlex
 import signal
 import sys
 import textwrap
@@ -111,6 +112,17 @@ class Gpt(nn.Module):
 
 # ---- its attention, by name --------------------------------------------------------------------
 
+def stage_and_place(name: str) -> tuple[str, str]:
+    """Of "mine" those of the file that was saved last. A stage without a device runs on the CPU alone."""
+    file = Path(name)
+    if name == "mine":
+        saved = [(file.stat().st_mtime, file.relative_to(ROOT)) for file in ROOT.glob("0?_*/mine/**/*.c*")
+                 if file.relative_to(ROOT).parts[2] not in ("beyond", "ring")]
+        file = max(saved)[1] if saved else file
+    stage = str(file)[:2]
+    return stage, "cpu" if stage in ("00", "01", "02", "03") or file.suffix in (".cpp", ".on_cpu") else ""
+
+
 # The queries are the last of the tokens whose keys are there. In training those are all; in writing with a cache one.
 def attention_by_name(name: str, device: str, context: int) -> tuple[Attend, Callable[[], Attend]]:
     """The attention, and what makes a cache for it."""
@@ -124,10 +136,7 @@ def attention_by_name(name: str, device: str, context: int) -> tuple[Attend, Cal
         from flash_from_scratch import attention
     except (ImportError, OSError) as error:
         stop(MISSING, str(error))
-    stage = name[:2]
-    if name == "mine":
-        saved = [(file.stat().st_mtime, file.relative_to(ROOT).parts[0]) for file in ROOT.glob("0?_*/mine/**/*.c*")]
-        stage = max(saved)[1][:2] if saved else ""
+    stage, _ = stage_and_place(name)
     if stage == "00":
         def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             # 00 has no mask. So each row is a call of its own, with the keys that it may see.
@@ -139,7 +148,7 @@ def attention_by_name(name: str, device: str, context: int) -> tuple[Attend, Cal
         def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:  # tensor cores take 16 bits
             q16, k16, v16 = (x.to(torch.bfloat16) for x in (q, k, v))
             return attention(q16, k16, v16, causal="bottom_right", kernel=name).to(q.dtype)
-    elif stage == "04" and device == "cuda":
+    elif stage in ("04", "05") and device == "cuda":
         def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:  # and these fp32
             with torch.autocast(device, enabled=False):
                 return attention(q.float(), k.float(), v.float(), causal="bottom_right", kernel=name).to(q.dtype)
@@ -152,7 +161,7 @@ def attention_by_name(name: str, device: str, context: int) -> tuple[Attend, Cal
     except (ValueError, OSError, RuntimeError) as error:
         stop(MISSING if isinstance(error, OSError) else USAGE, str(error).splitlines()[0])
     if device == "cuda" or stage in ("04", "06"):  # where kernels of CUDA run, on the emulator too
-        halves = stage == "06" or device == "cuda" and stage != "04"
+        halves = stage == "06" or device == "cuda" and stage not in ("04", "05")
         return attend, lambda: DecodeCache(context, torch.bfloat16 if halves else torch.float32)
     return attend, lambda: KeptCache(attend)
 
@@ -218,7 +227,7 @@ class Run:
             if self.step % 10 == 0 or self.step == self.o.steps or not math.isfinite(loss):
                 self.losses.append((self.step, round(self.seconds, 2), round(loss, 4)))
             if not math.isfinite(loss):
-                self.save()
+                self.save_losses()  # weights are lost, and the last ones kept were not
                 stop(WRONG, f"the loss of step {self.step} is {loss}: the kernel is wrong, or --rate {self.o.rate} is "
                      "too much for it")
             if self.seconds - told > (0.2 if sys.stdout.isatty() else 10) or self.step == self.o.steps:
@@ -264,7 +273,7 @@ class Run:
         same = "the same text" if text == again else f"from character {parted} on another text, by rounding"
         return f"{text}\nwritten in {seconds:.2f} s {how}; in {longer:.2f} s with all computed again, {same}"
 
-    # The file is either the old one or the new one, whenever the machine stops.
+    # The file is either the old one or the new one, whenever the process ends.
     def file(self, suffix: str) -> Path:
         return OUT / f"{re.sub('[^a-z0-9_.]+', '_', self.o.attention)}{suffix}"
 
@@ -275,10 +284,20 @@ class Run:
                     "dice": self.dice.get_state(), "step": self.step, "seconds": self.seconds, "losses": self.losses,
                     "shape": shape_of(self.o)}, new)
         os.replace(new, self.file(".pt"))
+        self.save_losses()
+        self.saved = time.monotonic()
+
+    def save_losses(self) -> None:
+        OUT.mkdir(parents=True, exist_ok=True)
         with open(self.file(".csv.part"), "w", newline="", encoding="utf-8") as out:
             csv.writer(out).writerows([("step", "seconds", "loss"), *self.losses])
         os.replace(self.file(".csv.part"), self.file(".csv"))
-        self.saved = time.monotonic()
+
+    def keep(self) -> None:
+        """What another run has left, before this one writes over it."""
+        if self.file(".pt").is_file():
+            os.replace(self.file(".pt"), self.file(".before.pt"))
+            print(f"the run before this one is kept in {self.file('.before.pt').relative_to(ROOT)}")
 
     def load(self) -> None:
         if not self.file(".pt").is_file():
@@ -348,8 +367,8 @@ def arguments() -> argparse.Namespace:
         parser.error(f"--device is cpu or cuda, got '{options.device}'")
     if options.device == "cuda" and not torch.cuda.is_available():
         stop(MISSING, "no GPU answers; --device cpu trains without one")
-    on_cpu = options.attention[:2] in ("00", "01", "02", "03") or not torch.cuda.is_available()
-    options.device = options.device or ("cpu" if on_cpu else "cuda")
+    options.device = options.device or stage_and_place(options.attention)[1] or (
+        "cuda" if torch.cuda.is_available() else "cpu")
     for name, value in SIZES[options.device].items():
         if getattr(options, name) is None:
             setattr(options, name, value)
@@ -377,13 +396,16 @@ def main() -> int:
         run = Run(options)
         if options.resume:
             run.load()
+        else:
+            run.keep()
     except KeyboardInterrupt:
         stop(130, "stopped before the first step")
     parameters = sum(one.numel() for one in run.model.parameters())
     print(f"{len(run.seen) + len(run.unseen)} characters, {parameters} parameters, attention {options.attention} on "
           f"{torch.cuda.get_device_name() if options.device == 'cuda' else 'the CPU'}", flush=True)
     if not run.train():
-        print(f"stopped after step {run.step}; go on with: ./learn train --attention '{options.attention}' --resume")
+        asked = [word for word in sys.argv[1:] if word != "--resume"]
+        print(f"stopped after step {run.step}; go on with: ./learn train {shlex.join([*asked, '--resume'])}")
         return 130
     print(f"loss {run.judged():.3f} on text that it has not seen, after {run.seconds:.0f} s of training; "
           "three lines of its own:")

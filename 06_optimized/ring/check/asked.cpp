@@ -30,7 +30,8 @@ const char* const usage =
   --timeline FILE      what was computed and copied when, step by step
   --sockets            messages take the way through host memory, so that ranks may share a GPU: to
                        try the program where there is one
-  --timeout S          how long a rank that does not come is waited for (20)
+  --timeout S          how long a rank that does not come is waited for (20): longer than the
+                       longest computation between two messages, as the whole on one GPU
 )";
 
 namespace {

@@ -13,7 +13,7 @@ from . import _operators
 from ._choice import why_not
 from ._fallback import sdpa
 from ._library import Cannot
-from ._plan import Ask, Plan, _plans, plan_for, walks_of
+from ._plan import Ask, Plan, _plans, in_rows, plan_for, walks_of
 
 CAUSAL = {False: 0, True: 1, "top_left": 1, "bottom_right": 2}
 LAYOUTS = {"bhnd": False, "bnhd": True}
@@ -43,9 +43,10 @@ def attention(q: Tensor, k: Tensor, v: Tensor, causal: Union[bool, Literal["top_
                   draws others. Another implementation of attention drops other weights for the same seed.
     deterministic  the gradients have the same bits in every run; torch.use_deterministic_algorithms(True) asks for it
     kernel        "best"; a stage ("04"), a rung ("06.pingpong"), for the backward "06.backward_fused" or "05.atomic",
-                  two with a comma; "mine", the file in NN_*/mine that was saved last, or "04.mine". kernels() lists
-                  the names.
-    fallback      what a kernel cannot take goes to scaled_dot_product_attention, and a warning says why, once a cause
+                  two with a comma; "mine", the file in NN_*/mine that was saved last, or "04.mine": built when a
+                  process first asks for it, and the same until it ends. kernels() lists the names.
+    fallback      what a kernel cannot take goes to scaled_dot_product_attention, and a warning says why, once a cause.
+                  What only a rung of the backward cannot take raises when the gradients are asked for.
 
     window and dropout are for "best" and "06", in float32 by kernels like 04.tiled, in 16 bits by kernels like 06.fa2,
     on a GPU or, with "06" and a library that was built without nvcc, on the emulator. No kernel has both at once.
@@ -159,7 +160,12 @@ class _Attention(torch.autograd.Function):
         if torch.is_grad_enabled() or not _plain(d_out, d_out, d_out):
             gradients = _operators.attention_backward(d_out, *ctx.saved_tensors, *ctx.plan.ask)
         else:
-            gradients = ctx.plan.backward(d_out, *ctx.saved_tensors)
+            q, k, v, *others = ctx.saved_tensors
+            plan = ctx.plan
+            if (q.stride(), k.stride(), v.stride()) != plan.strides:  # a hook has kept them in another order
+                q, k, v = in_rows(q), in_rows(k), in_rows(v)
+                plan = plan_for(q, k, v, plan.ask)
+            gradients = plan.backward(d_out, q, k, v, *others)
         return *gradients, None, None, None
 
 

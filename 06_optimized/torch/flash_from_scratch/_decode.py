@@ -67,8 +67,8 @@ class PagedCache:
                                           self.k.data_ptr(), self.v.data_ptr(), out.data_ptr(), 0, 0, 0, 0) + pages_at
 
         needs = library().decode_needs(call(0, 0))
-        self.lengths += N
         scratch: Any = torch.empty(needs, dtype=torch.uint8, device=q.device) if needs else None
+        self.lengths += N
         if code := library().decode(call(needs, scratch.data_ptr() if needs else 0)):
             self.lengths -= N
             library().raise_error(code)

@@ -90,7 +90,8 @@ def _found() -> Optional[Path]:
     here = Path(__file__).resolve().parent
     places = [here]
     if len(here.parents) > 3:  # a checkout that CMake has built
-        places.append(here.parents[2] / "build" / "06_optimized" / "torch")
+        build = here.parents[2] / "build"
+        places += [build / folder / "06_optimized" / "torch" for folder in (".", "torch/lib")]  # the latter by install.py
     return next((place / name for place in places for name in NAMES if (place / name).is_file()), None)
 
 

@@ -25,7 +25,8 @@ NOT_YET = "there is nothing in {}; it begins with ./learn practice {}"
 def _stage_of(course: Path, wanted: str) -> tuple[Path, Path]:
     """The folder mine/ of a stage, and its file that was saved last; without a stage, the same of all of them."""
     files = [(file.stat().st_mtime, file) for mine in sorted(course.glob(f"{wanted[:2] or '0?'}_*/mine"))
-             for file in mine.rglob("*") if file.suffix in (".cpp", ".cu") and "beyond" not in file.parts]
+             for file in mine.rglob("*") if file.suffix in (".cpp", ".cu")
+             and file.relative_to(mine).parts[0] not in ("beyond", "ring")]  # walks, and several GPUs
     if not files:
         raise Cannot(NOT_YET.format(f"{wanted[:2] or 'NN'}_*/mine of {course}", wanted[:2] or "NN"))
     last = max(files)[1]

@@ -120,6 +120,7 @@ class Plan:
                         ask.causal)
         self.scale = ask.scale if ask.scale is not None else q.shape[3] ** -0.5
         self.dtype = DTYPES[q.dtype]
+        self.strides = q.stride(), k.stride(), v.stride()
         self.inputs = strides(q, ask.bnhd) + strides(k, ask.bnhd) + strides(v, ask.bnhd)
         self.new_lse = maker_of((self.problem[0], self.problem[1], self.problem[3]),
                                 torch.float64 if q.dtype == torch.float64 else torch.float32, q.device)

@@ -48,8 +48,9 @@ def ring_attention(q: Tensor, k: Tensor, v: Tensor, group: Group = None,
     All else is as for attention(): causal, by positions in the whole sequence; scale, kernel, deterministic, layout,
     types, autocast. There are no key lengths, windows or dropout. One rank gets attention()'s bits. The backward is of
     all ranks, too: none may leave it out. Partial results and gradients are added up in float32, in float64 for
-    float64, always in the same order; in 16 bits a part is rounded before. Memory: two times K and V of one rank in the
-    forward; in the backward also three times their gradients, and one of Q's, in float32. A rank that fails on its way
+    float64, always in the same order; in 16 bits a part is rounded before. Memory: two times K and V of one rank, and O
+    in float32, in the forward; in the backward two times K and V, three times their gradients and one of Q's, in
+    float32; and what a part of a step takes. A rank that fails on its way
     leaves the others to the group's timeout.
 
     Raises ValueError in one sentence, RuntimeError without a process group and for second derivatives.
@@ -253,7 +254,7 @@ class _RingAttention(torch.autograd.Function):
                 for to, gradient in zip(mine, own):
                     to[:, :, keys] += gradient
             _wait(works)
-            leaving, here = mine + arriving if sums else mine, coming
+            leaving, here = mine.add_(arriving) if sums else mine, coming
         # After P - 1 moves the sums are complete, but one rank short of home. They go as what they will be.
         home = k.new_empty(2, *k.shape)
         _wait(ring.begin([leaving.to(k.dtype)], [home]))
@@ -306,7 +307,8 @@ def _told(q: Tensor, k: Tensor, v: Tensor, ask: Ask, to: torch.dtype, order: str
     heads, rows = (2, 1) if ask.bnhd else (1, 2)
     gradients = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
     words = (f"B={q.shape[0]}, Hq={q.shape[heads]}, Hkv={k.shape[heads]}, d={q.shape[3]}, {to}, causal={ask.causal}, "
-             f"scale={ask.scale}, order={order}, {'with' if gradients else 'without'} gradients")
+             f"scale={ask.scale}, kernel={ask.kernel}, deterministic={ask.deterministic}, order={order}, "
+             f"{'with' if gradients else 'without'} gradients")
     return _Told(words, (q.shape[rows], k.shape[rows]))
 
 

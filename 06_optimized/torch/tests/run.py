@@ -35,22 +35,32 @@ def python_with_torch() -> Optional[str]:
     return None
 
 
+def installed_in(python: str) -> bool:
+    """It is that of ./learn torch, and pip has put the package there; else that of this folder is meant."""
+    place = ROOT / "build" / "torch" / "env"
+    return python.startswith(str(place)) and any(place.glob("lib/python*/site-packages/flash_from_scratch"))
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="run.py", description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--library", type=Path)
     parser.add_argument("--python", action="store_true", help="only print which Python that is")
+    parser.add_argument("--installed", action="store_true", help="only: 0 if pip has put the package into that Python")
     parser.add_argument("tests", nargs="*")
     options = parser.parse_args()
     python = python_with_torch()
     if options.python:
         print(python or NONE)
         return 0 if python else 1
+    if options.installed:
+        return int(not python or not installed_in(python))
     if not python:
         print(f"SKIPPED: {NONE}")
         return SKIPPED
-    if options.library:
-        os.environ["FLASH_FROM_SCRATCH_LIBRARY"] = str(options.library.resolve())
+    library = options.library or os.environ.get("FLASH_FROM_SCRATCH_LIBRARY")
+    if library:  # tests run in their own folder
+        os.environ["FLASH_FROM_SCRATCH_LIBRARY"] = str(Path(library).resolve())
     tests = options.tests or [file.stem for file in sorted(HERE.glob("test_*.py"))]
     # All of them on the emulator: half of the modules in each of two processes, and of those that take long, too. A GPU,
     # and who times it, is left alone.

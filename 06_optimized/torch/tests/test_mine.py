@@ -15,7 +15,7 @@ from reference import Case, reference, tensors, torch
 import flash_from_scratch._choice as choice
 from flash_from_scratch import attention
 from flash_from_scratch._library import library
-from flash_from_scratch._mine import kernel_of, library_of_mine
+from flash_from_scratch._mine import _stage_of, kernel_of, library_of_mine
 
 COURSE = library().source
 
@@ -39,6 +39,15 @@ class Mine(Case):
         self.addCleanup(choice.choose.cache_clear)
         built = lambda _, wanted, device: library_of_mine(self.root, wanted, device)  # noqa: E731
         return mock.patch.object(choice, "library_of_mine", built)
+
+    def test_walks_and_several_gpus_are_no_kernel_of_a_stage(self) -> None:
+        course = self.root / "ring" / "course"  # wherever that lies
+        for name in ("forward/8_ring.cu", "ring/ring.cpp", "beyond/masks/fa2.cu"):
+            file = course / "06_optimized" / "mine" / name
+            file.parent.mkdir(parents=True)
+            file.touch()
+        os.utime(course / "06_optimized" / "mine" / "forward" / "8_ring.cu", (1, 1))  # the oldest
+        self.assertEqual(_stage_of(course, "06")[1].name, "8_ring.cu")
 
     def test_a_file_of_ones_own_runs(self) -> None:
         lesson = (self.root / "02_online_softmax" / "online_softmax.cpp").read_text(encoding="utf-8")

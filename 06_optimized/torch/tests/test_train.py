@@ -89,7 +89,8 @@ class Train(unittest.TestCase):
         with mock.patch.object(train.Run, "one_step", stopped_in_the_23rd):
             code, out, _ = self.run_it("--attention", "03", "--steps", "60")
         self.assertEqual(code, 130)
-        self.assertIn("stopped after step 23; go on with: ./learn train --attention '03' --resume", out)
+        again = " ".join(SMALL + ["--attention", "03", "--steps", "60", "--resume"])
+        self.assertIn(f"stopped after step 23; go on with: ./learn train {again}\n", out)
         code, out, err = self.run_it("--attention", "03", "--steps", "60", "--resume")
         self.assertEqual((code, err), (0, ""))
         self.assertEqual(self.losses("03"), whole)
@@ -104,6 +105,29 @@ class Train(unittest.TestCase):
         self.assertRegex(err, r"^train: the loss of step \d+ is (nan|inf): the kernel is wrong, or --rate 1e\+30 is too "
                               r"much for it\n$")
         self.assertTrue(self.losses("03"))
+        self.assertFalse((self.out / "03.pt").exists())  # weights that are no numbers
+
+    def test_what_another_run_has_left_is_kept(self) -> None:
+        self.assertNotIn("is kept", self.run_it("--attention", "03", "--steps", "2")[1])
+        left = (self.out / "03.pt").read_bytes()
+        code, out, _ = self.run_it("--attention", "03", "--steps", "1")
+        self.assertEqual(code, 0)
+        self.assertIn("the run before this one is kept in build/train_of_a_test/03.before.pt\n", out)
+        self.assertEqual((self.out / "03.before.pt").read_bytes(), left)
+
+    def test_where_a_kernel_runs(self) -> None:
+        for name, which in {"03": ("03", "cpu"), "05.on_cpu": ("05", "cpu"), "05": ("05", ""), "06.pingpong": ("06", ""),
+                            "": ("", "")}.items():
+            self.assertEqual(train.stage_and_place(name), which, name)
+        with mock.patch.object(train, "ROOT", self.out):
+            for n, (name, which) in enumerate((("03_tiled_cpu/mine/tiled_cpu.cpp", ("03", "cpu")),
+                                               ("05_cuda_backward/mine/tiled_backward.cpp", ("05", "cpu")),
+                                               ("05_cuda_backward/mine/dq.cu", ("05", "")),
+                                               ("06_optimized/mine/ring/ring.cpp", ("05", "")))):
+                (self.out / name).parent.mkdir(parents=True, exist_ok=True)
+                (self.out / name).touch()
+                os.utime(self.out / name, (n, n))
+                self.assertEqual(train.stage_and_place("mine"), which, name)
 
     def test_words(self) -> None:
         for words, code, sentence in (
