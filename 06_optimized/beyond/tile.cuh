@@ -3,6 +3,7 @@
 //   a thread    rows ty + 4 i (i < TR), columns tx + 8 j (j < TK) of a tile of scores,
 //               columns 4 tx + 32 y + {0, 1, 2, 3} of a gradient
 #pragma once
+#include "common/core/cuda.hpp"
 #include "common/core/tiles.cuh"
 
 namespace fa::beyond::fp32 {
@@ -21,6 +22,23 @@ struct Tile {
   static constexpr std::size_t shared_bytes =
       sizeof(float) * (2 * rows * pitch + cols * pitch + rows * score_pitch + 2 * cols);
 };
+
+// f(Tile()) with the tile for head dimension d. The small ones fit into 64 KiB (a T4), the large
+// ones read shared memory less often.
+template <class F>
+auto with_tile(std::int64_t d, bool small, F f) {
+  if (d <= 32) return f(Tile<32, 4, 8>());
+  if (d <= 64) return small ? f(Tile<64, 4, 4>()) : f(Tile<64, 4, 8>());
+  return small ? f(Tile<128, 2, 4>()) : f(Tile<128, 4, 4>());
+}
+inline bool wants_small_tiles(std::int64_t d) {
+  return with_tile(d, false, [](auto tile) { return decltype(tile)::shared_bytes; }) >
+         shared_memory_limit();
+}
+template <class F>
+auto with_tile(std::int64_t d, F f) {
+  return with_tile(d, wants_small_tiles(d), f);
+}
 
 // tile[r][x] = X[first + r][x] for r < rows and x < d; rows and columns beyond are 0.
 template <class Tile, int tile_rows>

@@ -225,6 +225,17 @@ struct Device {
   int processors = 2;  // its SMs: small, so that a block that stays has much to do
 };
 extern Device device;
+// For tests: until the end of its life a block can have so much shared memory; a T4's 64 KiB.
+class WithSharedMemory {
+ public:
+  explicit WithSharedMemory(std::size_t bytes) : before_(device.shared_bytes) {
+    device.shared_bytes = bytes;
+  }
+  ~WithSharedMemory() { device.shared_bytes = before_; }
+
+ private:
+  std::size_t before_;
+};
 
 // When that happens which a thread asks for and does not do itself (block.hpp): as late as the
 // rules allow, as early, or at random times. FA_TIMING=late, early, or a number, the seed.

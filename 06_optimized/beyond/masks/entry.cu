@@ -82,7 +82,9 @@ void check_pattern(const Problem& p, const Pattern& m, bool backward) {
 }
 
 template <class T>
-void check_kernel([[maybe_unused]] const Problem& p, [[maybe_unused]] bool forward) {
+void check_kernel([[maybe_unused]] const Problem& p, Kernel kernel, [[maybe_unused]] bool forward) {
+  require(kernel >= Kernel::best && kernel <= Kernel::hopper, who,
+          ": kernel has the unknown value ", static_cast<int>(kernel));
   if constexpr (is_half<T>) {
     const char* const name = forward ? "fa2" : "swizzle";
     const std::string why = optimized::wrong_capability(name, 80, optimized::device_capability());
@@ -138,7 +140,7 @@ void forward(const Problem& p, const Pattern& pattern, const Forward<T>& t,
   check_sizes<T>(p);
   check_pattern(p, pattern, false);
   check_tensors(who, p, t);
-  check_kernel<T>(p, true);
+  check_kernel<T>(p, options.kernel, true);
   if (p.B == 0 || p.Hq == 0 || p.Nq == 0) return;
   const Pattern window = as_window(p, pattern);
   const float scale = float(p.softmax_scale());
@@ -165,7 +167,7 @@ void backward(const Problem& p, const Pattern& pattern, const Backward<T>& t, fl
   check_sizes<T>(p);
   check_pattern(p, pattern, true);
   check_tensors(who, p, t);
-  check_kernel<T>(p, false);
+  check_kernel<T>(p, options.kernel, false);
   const bool rows = p.B > 0 && p.Hq > 0 && p.Nq > 0;
   require(!rows || t.LSE, who, ": LSE must not be null; let the forward write it");
   require(!rows || t.O.data, who, ": O must not be null; the forward returned it");
@@ -176,13 +178,23 @@ void backward(const Problem& p, const Pattern& pattern, const Backward<T>& t, fl
       return region(name, View<std::remove_pointer_t<decltype(data)>>{data, p.Hq, p.Hq, p.Hq}, 1, 1,
                     1, p.Hq);
     };
-    const detail::Region inputs[] = {of_heads("sinks", pattern.sinks), region("LSE", t.LSE, p)};
+    detail::Region O = region("O", t.O, p.B, p.Hq, p.Nq, p.d);
+    O.optional = true;
+    const detail::Region inputs[] = {of_heads("sinks", pattern.sinks),
+                                     region("LSE", t.LSE, p),
+                                     region("Q", t.Q, p.B, p.Hq, p.Nq, p.d),
+                                     region("K", t.K, p.B, p.Hkv, p.Nk, p.d),
+                                     region("V", t.V, p.B, p.Hkv, p.Nk, p.d),
+                                     region("dO", t.dO, p.B, p.Hq, p.Nq, p.d),
+                                     O};
     const detail::Region outputs[] = {
         of_heads("dsinks", dsinks), region("dQ", t.dQ, p.B, p.Hq, p.Nq, p.d),
         region("dK", t.dK, p.B, p.Hkv, p.Nk, p.d), region("dV", t.dV, p.B, p.Hkv, p.Nk, p.d)};
-    detail::check_regions(who, inputs, 2, outputs, 4);
+    detail::check_regions(who, inputs, 7, outputs, 4);
   }
   check_scratch(who, options.scratch, "scratch_bytes()", scratch_bytes<T>(p), 16);
+  if (p.B == 0 && dsinks && p.Hq > 0)
+    FA_CUDA_CHECK(cudaMemsetAsync(dsinks, 0, sizeof(float) * std::size_t(p.Hq), options.stream));
   if (p.B == 0 || p.Hkv == 0) return;
 
   const Pattern window = as_window(p, pattern);

@@ -66,8 +66,9 @@ struct Pattern {
   const float* sinks = nullptr;  // [Hq]: one more logit of every row, of a key without a value
 };
 
-// In 16 bits. hopper is for 9.0 alone, without documents and lists, for d a multiple of 8 (in the
-// backward at most 128) and tensors whose addresses and strides are multiples of 16 bytes.
+// In 16 bits; fp32 has one kernel, whatever this says. hopper is for 9.0 alone, without documents
+// and lists, for d a multiple of 8 (in the backward at most 128) and tensors whose addresses and
+// strides are multiples of 16 bytes.
 enum class Kernel {
   best,  // hopper if it can run, else fa2
   fa2,   // and for the backward swizzle: all there is, compute capability 8.0 and later

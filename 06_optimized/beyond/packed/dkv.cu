@@ -111,13 +111,12 @@ void launch(const Problem& p, const Backward<float>& t, const List& list, float 
 
 template <>
 int dkv_tile<float>(std::int64_t d) {
-  return with_tile(d, wants_small_tiles(d), [](auto tile) { return decltype(tile)::rows; });
+  return with_tile(d, [](auto tile) { return decltype(tile)::rows; });
 }
 
 void launch_dkv(const Problem& p, const Backward<float>& t, const List& list, float scale,
                 const float* D, cudaStream_t stream) {
-  with_tile(p.d, wants_small_tiles(p.d),
-            [&](auto tile) { launch<decltype(tile)>(p, t, list, scale, D, stream); });
+  with_tile(p.d, [&](auto tile) { launch<decltype(tile)>(p, t, list, scale, D, stream); });
 }
 
 }  // namespace fa::packed

@@ -106,7 +106,7 @@ void launch(const Problem& p, const Backward<float>& t, const List& list, float 
 
 template <>
 int dq_tile<float>(std::int64_t d) {
-  return with_tile(d, wants_small_tiles(d), [](auto tile) { return decltype(tile)::rows; });
+  return with_tile(d, [](auto tile) { return decltype(tile)::rows; });
 }
 
 void launch_delta(const Problem& p, const Backward<float>& t, float* D, cudaStream_t stream) {
@@ -116,8 +116,7 @@ void launch_delta(const Problem& p, const Backward<float>& t, float* D, cudaStre
 
 void launch_dq(const Problem& p, const Backward<float>& t, const List& list, float scale,
                const float* D, cudaStream_t stream) {
-  with_tile(p.d, wants_small_tiles(p.d),
-            [&](auto tile) { launch<decltype(tile)>(p, t, list, scale, D, stream); });
+  with_tile(p.d, [&](auto tile) { launch<decltype(tile)>(p, t, list, scale, D, stream); });
 }
 
 }  // namespace fa::packed

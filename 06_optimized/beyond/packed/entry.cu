@@ -24,14 +24,14 @@ Problem as_one(const Problem& p) {
 
 template <class T>
 void check_sizes(const Problem& p) {
-  require(p.B >= 0 && p.B <= 1 << 30, who,
-          ": B, the number of sequences, must lie in [0, 2^30], got ", p.B);
+  require(p.B >= 0 && p.B <= 1 << 29, who,
+          ": B, the number of sequences, must lie in [0, 2^29], got ", p.B);
   check_problem(who, as_one(p), widest<T>);
   require(!p.key_lengths, who, ": key_lengths must be null; the offsets say where sequences end");
   require(std::max(p.Nq, p.Nk) <= 1 << 29, who,
           ": Nq and Nk, all queries and keys, must be at most 2^29, got ", p.Nq, " and ", p.Nk);
   // The smallest tile has 16 rows; a grid has at most 2^31 - 1 blocks along x.
-  require(p.Hq == 0 || std::max(p.Nq, p.Nk) / 16 + p.B <= (1 << 30) / p.Hq, who,
+  require(p.Hkv == 0 || std::max(p.Nq, p.Nk) / 16 + p.B <= (1 << 30) / std::max(p.Hq, p.Hkv), who,
           ": Hq (max(Nq, Nk) / 16 + B) must be at most 2^30, got Hq = ", p.Hq, ", Nq = ", p.Nq,
           ", Nk = ", p.Nk, ", B = ", p.B);
 }
@@ -158,7 +158,8 @@ bool takes_hopper(const Problem& p, const Tensors& t, Kernel kernel, bool in_ord
   }
 }
 
-bool nothing_to_do(const Problem& p) { return p.B == 0 || p.Hq == 0; }
+// Without heads of queries gradients of keys are still written: 0.
+bool nothing_to_do(const Problem& p) { return p.B == 0 || p.Hkv == 0; }
 
 }  // namespace
 
@@ -188,7 +189,7 @@ void forward(const Problem& p, const Sequences& s, const Forward<T>& t, const Op
   require(!is_half<T> || float(p.softmax_scale()) > 0, who, ": scale must be > 0 in fp32, got ",
           p.softmax_scale(), "; the maximum is taken before scaling");
   check_scratch(who, options.scratch, "scratch_bytes()", scratch_bytes<T>(p), 16);
-  if (nothing_to_do(p) || p.Nq == 0) return;
+  if (nothing_to_do(p) || p.Hq == 0 || p.Nq == 0) return;
   const bool hopper = takes_hopper<T>(p, t, options.kernel);
   const Side queries = hopper ? queries_of_hopper(p, s) : Side{false, forward_tile<T>(p.d)};
   const ForwardScratch scratch(p, queries, options.scratch.data);
@@ -211,12 +212,12 @@ void backward(const Problem& p, const Sequences& s, const Backward<T>& t, const 
   check_sequences(p, s);
   check_order(options.order, options.kernel);
   check_capability<T>(p);
-  const bool rows = !nothing_to_do(p) && p.Nq > 0;
+  const bool rows = p.B > 0 && p.Hq > 0 && p.Nq > 0;
   require(!rows || t.LSE, who, ": LSE must not be null; let the forward write it");
   require(!rows || t.O.data, who, ": O must not be null; the forward returned it");
   check_scratch(who, options.scratch, "backward_scratch_bytes()", backward_scratch_bytes<T>(p), 16);
   if (nothing_to_do(p)) return;
-  const bool hopper = takes_hopper<T>(p, t, options.kernel, options.deterministic);
+  const bool hopper = takes_hopper<T>(p, t, options.kernel, options.deterministic) && p.Hq > 0;
   const BackwardScratch<T> scratch(p, hopper, options.scratch.data);
   const Passed& passed = scratch.passed;
   const float scale = float(p.softmax_scale());

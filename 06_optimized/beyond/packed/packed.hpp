@@ -28,7 +28,7 @@ inline constexpr int widest = sizeof(T) == 4 ? 128 : 256;  // d, at most
 // Where the sequences are. Sequence b has queries [queries[b], queries[b + 1]) and keys
 // [keys[b], keys[b + 1]); it may have none of either. On the GPU an offset counts as at least 0, at
 // most the tensor's length, and at least as much as any before it. What lies before the first or
-// behind the last offset belongs to no sequence: there nothing is read or written.
+// behind the last offset belongs to no sequence: it does not matter, and is not written.
 struct Sequences {
   const std::int32_t *queries = nullptr, *keys = nullptr;  // [B + 1], in device memory
   // The same in host memory, or null. If they are there, what is wrong with them is said in words,
@@ -45,8 +45,9 @@ enum class Order {
   given,      // as the sequences lie in memory
 };
 
-// In 16 bits. hopper is for 9.0 alone, d a multiple of 8 (in the backward at most 128), tensors
-// whose addresses and strides are multiples of 16 bytes. Its backward adds dQ up in any order.
+// In 16 bits; fp32 has one kernel, whatever this says. hopper is for 9.0 alone, d a multiple of 8
+// (in the backward at most 128), tensors whose addresses and strides are multiples of 16 bytes. Its
+// backward adds dQ up in any order.
 enum class Kernel {
   best,  // hopper if it can run, and need not be deterministic; else fa2
   fa2,   // and for the backward swizzle: compute capability 8.0 and later
@@ -79,8 +80,9 @@ std::size_t backward_scratch_bytes(const Problem& p);
 // has head = d and row = Hq d. LSE is [Hq, Nq] without gaps. p.causal holds in each sequence for
 // itself: bottom_right ends at its own last key. p.key_lengths must be null: the offsets say it.
 //
-// A sequence gets the same bits whatever else is in the batch, in every order and run; in fp16 and
-// bf16 they are those that `fa2` or `hopper` and the backward's `swizzle` give it alone.
+// A sequence gets the same bits whatever else is in the batch, in every order and run, but for dQ
+// of hopper; in fp16 and bf16 they are those that `fa2` or `hopper` and the backward's `swizzle`
+// give it alone.
 //
 // Throw std::invalid_argument, before any write, for arguments outside of this, and fa::CudaError
 // where CUDA fails. They do not see whether scratch or offsets overlap another tensor. They put

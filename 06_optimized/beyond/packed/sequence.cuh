@@ -6,8 +6,8 @@
 namespace fa::packed {
 
 // The lists take a few microseconds, and to launch a kernel behind them takes as long. Built for
-// compute capability 9.0 or later, a kernel is launched while the one before it is at work, and
-// waits for it itself.
+// compute capability 9.0 or later, they and the forward of tensor cores are launched while the
+// kernel before them is at work, and wait for it themselves.
 __device__ inline void next_may_start() {
 #if defined(FA_EMULATED) || __CUDA_ARCH__ >= 900
   optimized::next_kernel_may_start();

@@ -116,10 +116,6 @@ void launch(const Problem& p, const Backward<float>& t, const Change<float>& cha
 
 }  // namespace
 
-std::size_t shared_bytes(std::int64_t d) {
-  return with_tile(d, [](auto tile) { return decltype(tile)::shared_bytes; });
-}
-
 void launch_delta(const Problem& p, const Backward<float>& t, float* D, cudaStream_t stream) {
   const std::int64_t blocks = (p.B * p.Hq * p.Nq + warps - 1) / warps;
   FA_LAUNCH(delta_kernel, dim3(unsigned(blocks)), dim3(threads), 0, stream, p, t, D);

@@ -119,7 +119,6 @@ void launch_dkv(const Problem& p, const Backward<float>& t, const Change<float>&
                 float scale, const float* D, cudaStream_t stream);
 void launch_dbias(const Problem& p, const Backward<float>& t, const Change<float>& change,
                   const View<float>& dbias, float scale, const float* D, cudaStream_t stream);
-std::size_t shared_bytes(std::int64_t d);  // of a block of the fp32 backward
 
 template <class T>
 void launch_fa2(const Problem& p, const Forward<T>& t, const Change<T>& change, float scale,

@@ -10,11 +10,11 @@ namespace fp32 {
 
 using namespace beyond::fp32;
 
-// f(Tile()) with the tile for head dimension d: 58 or 93 KiB of shared memory.
+// f(Tile()) with the tile for head dimension d: at d <= 64 the small one, for positions and a bias
+// are read besides.
 template <class F>
 auto with_tile(std::int64_t d, F f) {
-  if (d <= 64) return f(Tile<64, 4, 4>());
-  return f(Tile<128, 4, 4>());
+  return d <= 64 ? f(Tile<64, 4, 4>()) : beyond::fp32::with_tile(d, f);
 }
 
 // The same as load, of a tile of Q or K: row first + r is turned for position offset + first + r.

@@ -1009,6 +1009,11 @@ TEST_F(masks, RefusesInWords) {
                {"masks: dsinks overlaps sinks"});
   expect_words(why_back([&](M m, B t, D d, O) { m.sinks = sinks, d = t.dQ.data; }),
                {"masks: dQ overlaps dsinks"});
+  expect_words(
+      why_back([&](M m, B t, D d, O) { m.sinks = sinks, d = const_cast<float*>(t.dO.data); }),
+      {"masks: dsinks overlaps dO"});
+  expect_words(why_back([](M, B, D, O o) { o.kernel = walk::Kernel(7); }),
+               {"masks: kernel has the unknown value 7"});
   expect_words(why_back([](M, B, D, O o) { o.scratch = {}; }),
                {"masks needs scratch_bytes() = 640 bytes of scratch, got null"});
 }
@@ -1050,6 +1055,12 @@ TEST_F(masks, ScratchIsCounted) {
 // ---- what only the CPU can do, or only a GPU ----
 
 #ifdef FA_EMULATED
+// Each head dimension's tile fits, in fp32 forward and backward.
+TEST_F(masks, WithTheSharedMemoryOfAT4) {
+  const emulator::WithSharedMemory until_the_end(64 << 10);
+  for (Int d : {32, 64, 128})
+    both_right<float>(sized_as(1, 2, 1, 70, 90, d), window(40, 5), "d " + std::to_string(d));
+}
 // What is copied comes as early as it may, and at random times; late in all other tests.
 TEST_F(masks, EarlyAndAtRandom) {
   using emulator::Timing;

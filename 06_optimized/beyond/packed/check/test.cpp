@@ -878,7 +878,9 @@ TEST_F(packed, NothingToDo) {
     Batch none = same({}), no_heads = same({5}), no_queries = two({0, 0}, {3, 4}),
           nothing = two({0}, {0});
     no_heads.Hq = no_heads.Hkv = 0;
-    for (const Batch& batch : {none, no_heads, no_queries, nothing}) {
+    Batch only_keys = same({5, 20});
+    only_keys.Hq = 0;
+    for (const Batch& batch : {none, no_heads, no_queries, nothing, only_keys}) {
       ForwardCase<T> f(batch.spec(), true);
       BackwardCase<T> g(batch.spec());
       EXPECT_EQ(run(f, batch) + run(g, batch), "");
@@ -925,8 +927,10 @@ TEST_F(packed, RefusesInWords) {
                {"packed: key_lengths must be null; the offsets say where sequences end"});
   expect_words(why([](P p, S, T, O) { p.Nk = (1 << 29) + 1; }),
                {"must be at most 2^29, got 29 and 536870913"});
-  expect_words(why([](P p, S, T, O) { p.B = 1 << 30; }),
-               {"Hq (max(Nq, Nk) / 16 + B) must be at most 2^30", "B = 1073741824"});
+  expect_words(why([](P p, S, T, O) { p.B = (1 << 29) + 1; }),
+               {"packed: B, the number of sequences, must lie in [0, 2^29], got 536870913"});
+  expect_words(why([](P p, S, T, O) { p.B = 1 << 29; }),
+               {"Hq (max(Nq, Nk) / 16 + B) must be at most 2^30", "B = 536870912"});
   expect_words(why([](P, S s, T, O) { s.queries = nullptr; }),
                {"packed: queries is a null pointer; it needs B + 1 = 3 offsets"});
   expect_words(why([](P, S s, T, O) { s.keys = nullptr; }), {"packed: keys is a null pointer"});
@@ -980,6 +984,12 @@ TEST_F(packed, TensorCoresWantAPositiveScale) {
 // ---- what only the CPU can do, or only a GPU ----
 
 #ifdef FA_EMULATED
+// Each head dimension's tile fits, in fp32 forward and backward.
+TEST_F(packed, WithTheSharedMemoryOfAT4) {
+  const emulator::WithSharedMemory until_the_end(64 << 10);
+  for (Int d : {32, 64, 128})
+    EXPECT_EQ(verdict_of<float>(same({70, 9}, Causal::none, 2, 1, d)), "");
+}
 // What is copied comes as early as it may, and at random times; late in all other tests.
 TEST_F(packed, EarlyAndAtRandom) {
   using emulator::Timing;

@@ -1093,6 +1093,11 @@ TEST_F(scores, ScratchIsCounted) {
 // ---- what only the CPU can do, or only a GPU ----
 
 #ifdef FA_EMULATED
+// Each head dimension's tile fits, in fp32 forward and backward.
+TEST_F(scores, WithTheSharedMemoryOfAT4) {
+  const emulator::WithSharedMemory until_the_end(64 << 10);
+  for (Int d : {32, 64, 128}) both<float>(sized_as(1, 2, 1, 70, 90, d), all_of(d, true));
+}
 // What is copied comes as early as it may, and at random times; late in all other tests.
 TEST_F(scores, EarlyAndAtRandom) {
   using emulator::Timing;
