@@ -48,6 +48,12 @@ if(FA_SANITIZE)
     endif()
   endif()
   add_link_options(-fsanitize=${FA_SANITIZE})
+  # The emulator has an operator new of its own (emulator/cuda_on_cpu.cpp), and so has what Clang links for C++.
+  if(FA_ONLY_THREADS AND CMAKE_CXX_COMPILER_ID STREQUAL "Clang")
+    string(REGEX MATCH "-stdlib=libc[+][+]" is_libcxx "${CMAKE_CXX_FLAGS}")
+    add_link_options(--driver-mode=gcc)
+    link_libraries($<IF:$<BOOL:${is_libcxx}>,c++,stdc++> m)
+  endif()
 endif()
 add_compile_options("$<$<COMPILE_LANGUAGE:CXX>:${FA_FLAGS}>")
 

@@ -239,7 +239,7 @@ TEST(Hint, NamesBothArchitectures) {
 
 #ifdef FA_EMULATED
 TEST(Emulator, AMissingBarrierShowsEveryTime) {
-#ifdef __SANITIZE_THREAD__
+#ifdef FA_EMULATOR_TSAN
   GTEST_SKIP() << "ThreadSanitizer would report the race, as it should";
 #endif
   std::vector<float> in(256), out(256);
@@ -273,7 +273,7 @@ TEST(Emulator, KernelsAreNotedByName) {
   EXPECT_TRUE(emulator::take_kernels().empty());
 }
 TEST(Emulator, BlocksOnSeveralCoresAreOneLaunch) {
-#ifdef __SANITIZE_THREAD__
+#ifdef FA_EMULATOR_TSAN
   GTEST_SKIP()
       << "ThreadSanitizer: where a block hangs, nothing orders its threads with what comes";
 #endif
