@@ -24,8 +24,6 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-# In 06's programs this one takes most of the time: it follows every call that CUDA's headers know.
-SLOW = (re.compile(r"/06_optimized/check/"), "-performance-unnecessary-value-param")
 OURS = re.compile(r"^namespace fa|^extern \"C\"|^[a-z].*\bfa::\w+::\w+( =|\()", re.M)  # opens one of our namespaces
 GROUP = 8  # files: as much as one call takes while the others take as much
 IRRELEVANT = re.compile(r"-O.*|-g.*|-W.*|-w|-m.*|-f.*|--param=.*|-D\w+_EXPORTS")  # -march is given below
@@ -88,9 +86,8 @@ class Tidy:
         if len(files) > 1:
             source = self.out / f"group_{number}.cpp"
             source.write_text(together(files), encoding="utf-8")
-        checks = "-bugprone-suspicious-include" + ("," + SLOW[1] if SLOW[0].search(str(files[0])) else "")
         done = subprocess.run(
-            ["clang-tidy", "--quiet", f"--checks={checks}", str(source), "--", *flags, "-march=x86-64", "-Wno-unknown-warning-option",
+            ["clang-tidy", "--quiet", "--checks=-bugprone-suspicious-include", str(source), "--", *flags, "-march=x86-64", "-Wno-unknown-warning-option",
              "-Wno-pragma-once-outside-header",
              # Of templates only those that something calls are read, as all of ours are: most of Eigen and of the
              # library is templates that nothing calls.
@@ -130,13 +127,13 @@ def main(arguments: list[str]) -> int:
         print(f"there is no {', '.join(missing)}", file=sys.stderr)
         return 2
     most = Counter(tuple(of) for of in flags.values()).most_common(1)[0][0]
-    groups: dict[tuple[bool, tuple[str, ...]], list[Path]] = {}
+    groups: dict[tuple[str, ...], list[Path]] = {}
     for file in wanted:  # what only a test compiles is read like most
-        groups.setdefault((bool(SLOW[0].search(str(file))), tuple(flags.get(file, most))), []).append(file)
+        groups.setdefault(tuple(flags.get(file, most)), []).append(file)
     tidy = Tidy(folder, os.cpu_count() or 1)
     tasks = [
         (files[at::parts], list(of))
-        for (_, of), files in groups.items()
+        for of, files in groups.items()
         for parts in [-(-len(files) // GROUP)]
         for at in range(parts)
     ]
