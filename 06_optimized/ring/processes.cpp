@@ -117,6 +117,7 @@ int connect_to(const std::string& host, int port, Clock::time_point end, std::st
       why = ::gai_strerror(wrong);
     } else {
       const int socket = ::socket(found->ai_family, found->ai_socktype, found->ai_protocol);
+      if (socket >= 0) prepare(socket, std::max(until(end), milliseconds(1)));  // of connect(), too
       const bool there = socket >= 0 && ::connect(socket, found->ai_addr, found->ai_addrlen) == 0;
       if (!there) why = std::strerror(errno);
       ::freeaddrinfo(found);
