@@ -14,7 +14,8 @@ using namespace beyond::fp32;
 // are read besides.
 template <class F>
 auto with_tile(std::int64_t d, F f) {
-  return d <= 64 ? f(Tile<64, 4, 4>()) : beyond::fp32::with_tile(d, f);
+  if (d <= 64) return f(Tile<64, 4, 4>());
+  return wants_small_tiles(d) ? f(Tile<128, 2, 4>()) : f(Tile<128, 4, 4>());
 }
 
 // The same as load, of a tile of Q or K: row first + r is turned for position offset + first + r.
