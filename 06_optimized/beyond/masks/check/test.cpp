@@ -1032,6 +1032,10 @@ TEST_F(masks, NothingToDo) {
     all_right(sized_as(what == 0 ? 0 : 2, what == 1 ? 0 : 2, what == 1 ? 0 : 1, what == 2 ? 0 : 3,
                        what == 3 ? 0 : 5, 16),
               window(2, 2), std::to_string(what));
+  Meant m = window(2, 2);
+  m.sinks = {0.5f, -1.f};  // their gradient is a sum over nothing
+  all_right(sized_as(0, 2, 1, 3, 5, 16), m, "no batch entries");
+  all_right(sized_as(2, 2, 1, 0, 5, 16), m, "no queries");
 }
 
 TEST_F(masks, ListsByHand) {
