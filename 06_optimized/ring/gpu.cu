@@ -1,6 +1,7 @@
 // The engine on a GPU. Attention of two blocks is stage 06's; what is left moves rows from one
-// place to another, and is limited by memory alone: a warp has a row, and a lane four numbers at a
-// time, so that a warp's loads are whole sectors in 16 bits, too.
+// place to another, and is limited by memory alone. A warp has four rows, and a lane four numbers
+// at a time of each, so that a warp's loads are whole sectors in 16 bits, too. All four rows are
+// asked for before one is used: one alone is too few bytes under way for the memory's bandwidth.
 #include "06_optimized/ring/gpu.hpp"
 
 #include <cstdint>
@@ -13,17 +14,21 @@ namespace fa::ring {
 namespace {
 
 using Int = std::int64_t;
-constexpr int lanes = 32, warps = 8;
+constexpr int lanes = 32, warps = 8, at_once = 4;
+constexpr int tile = warps * at_once;  // rows of a block, of one head
 
-// Where a warp's row is: batch, head and number.
-struct Row {
-  Int b, h, i;
+Int blocks_of(const Size& size) { return size.B * size.H * ((size.N + tile - 1) / tile); }
+
+// A warp's rows: of which batch and head, and the number of the first. Found once for all of them,
+// in 32 bits: to divide numbers of 64 bits for each row took longer than to move it.
+struct Rows {
+  unsigned b, h;
+  Int i;
 };
-__device__ inline bool own_row(const Size& size, Row& row) {
-  const Int n = Int(blockIdx.x) * warps + threadIdx.y;
-  if (n >= size.B * size.H * size.N) return false;
-  row = {n / size.N / size.H, n / size.N % size.H, n % size.N};
-  return true;
+__device__ inline Rows own_rows(const Size& size) {
+  const unsigned tiles = unsigned((size.N + tile - 1) / tile), head = blockIdx.x / tiles;
+  const Int i = Int(blockIdx.x % tiles) * tile + threadIdx.y * at_once;
+  return {head / unsigned(size.H), head % unsigned(size.H), i};
 }
 
 // So many numbers are one load. One where a row, or its address, is no multiple of four.
@@ -41,56 +46,90 @@ __device__ inline auto& numbers_at(X* row, int e) {
 // to = from; if `adds`, to += from
 template <int width, bool adds, class From, class To>
 __global__ void move_rows(Size size, View<const From> from, View<To> to) {
-  Row at;
-  if (!own_row(size, at)) return;
-  const From* const x = from.at(at.b, at.h, at.i);
-  To* const y = to.at(at.b, at.h, at.i);
+  const Rows at = own_rows(size);
   for (int e = int(threadIdx.x) * width; e < int(size.d); e += lanes * width) {
-    const auto given = numbers_at<width>(x, e);
-    Numbers<width, To> sum;
-    if constexpr (adds) sum = numbers_at<width>(y, e);
-    for (int k = 0; k < width; ++k)
-      sum.x[k] = To(adds ? float(given.x[k]) + float(sum.x[k]) : float(given.x[k]));
-    numbers_at<width>(y, e) = sum;
+    Numbers<width, From> given[at_once];
+    Numbers<width, To> sum[at_once];
+#pragma unroll
+    for (int r = 0; r < at_once; ++r) {
+      if (at.i + r >= size.N) continue;
+      given[r] = numbers_at<width>(from.at(at.b, at.h, at.i + r), e);
+      if constexpr (adds) sum[r] = numbers_at<width>(to.at(at.b, at.h, at.i + r), e);
+    }
+#pragma unroll
+    for (int r = 0; r < at_once; ++r) {
+      if (at.i + r >= size.N) continue;
+#pragma unroll
+      for (int k = 0; k < width; ++k)
+        sum[r].x[k] = To(adds ? float(given[r].x[k]) + float(sum[r].x[k]) : float(given[r].x[k]));
+      numbers_at<width>(to.at(at.b, at.h, at.i + r), e) = sum[r];
+    }
   }
 }
 
+// Numbers of a block that lie in a row: `at_once` a thread, of which neighbours have neighbours.
+constexpr int threads = 256, numbers = threads * at_once;
+__device__ inline std::size_t own_number(int k) {
+  return std::size_t(blockIdx.x) * numbers + k * threads + threadIdx.x;
+}
 __global__ void fill_numbers(float* to, std::size_t count, float value) {
-  const std::size_t first = std::size_t(blockIdx.x) * blockDim.x + threadIdx.x;
-  if (first < count) to[first] = value;
+#pragma unroll
+  for (int k = 0; k < at_once; ++k)
+    if (own_number(k) < count) to[own_number(k)] = value;
 }
 __global__ void add_numbers(const float* from, float* to, std::size_t count) {
-  const std::size_t first = std::size_t(blockIdx.x) * blockDim.x + threadIdx.x;
-  if (first < count) to[first] += from[first];
+  float sum[at_once];
+#pragma unroll
+  for (int k = 0; k < at_once; ++k)
+    if (own_number(k) < count) sum[k] = from[own_number(k)] + to[own_number(k)];
+#pragma unroll
+  for (int k = 0; k < at_once; ++k)
+    if (own_number(k) < count) to[own_number(k)] = sum[k];
 }
 
-// merge() of ring.cpp, a row a warp.
+// merge() of ring.cpp
 template <int width, class T>
 __global__ void merge_rows(Size size, View<const T> part_O, const float* part_L, View<float> O,
                            View<float> L) {
-  Row at;
-  if (!own_row(size, at)) return;
-  const float before = *L.at(at.b, at.h, at.i);
-  const float part = part_L[(at.b * size.H + at.h) * size.N + at.i];
-  __syncwarp();  // every lane has read L before one writes it
-  const float m = fmaxf(before, part);
-  if (m == -INFINITY) return;
-  // (2), (3) of ring.cpp
-  const float old_weight = expf(before - m), new_weight = expf(part - m);
-  const float l = old_weight + new_weight;
-  const float old_share = old_weight / l, new_share = new_weight / l;
-  // (4) O' = (exp(L - m) O + exp(L_part - m) O_part) / l
-  const T* const x = part_O.at(at.b, at.h, at.i);
-  float* const y = O.at(at.b, at.h, at.i);
-  for (int e = int(threadIdx.x) * width; e < int(size.d); e += lanes * width) {
-    const auto part_of_row = numbers_at<width>(x, e);
-    Numbers<width, float> row{};  // the first keys that this row sees: nothing to read
-    if (old_share > 0) row = numbers_at<width>(y, e);
-    for (int k = 0; k < width; ++k)
-      row.x[k] = old_share * row.x[k] + new_share * float(part_of_row.x[k]);
-    numbers_at<width>(y, e) = row;
+  const Rows at = own_rows(size);
+  float m[at_once], l[at_once], old_share[at_once], new_share[at_once];
+#pragma unroll
+  for (int r = 0; r < at_once; ++r) {
+    const Int i = at.i + r;
+    m[r] = -INFINITY;  // neither has seen a key, or there is no such row
+    if (i >= size.N) continue;
+    const float before = *L.at(at.b, at.h, i);
+    const float part = part_L[(at.b * size.H + at.h) * size.N + i];
+    m[r] = fmaxf(before, part);
+    // (2), (3) of ring.cpp
+    const float old_weight = expf(before - m[r]), new_weight = expf(part - m[r]);
+    l[r] = old_weight + new_weight;
+    old_share[r] = old_weight / l[r], new_share[r] = new_weight / l[r];
   }
-  if (threadIdx.x == 0) *L.at(at.b, at.h, at.i) = m + logf(l);
+  __syncwarp();  // every lane has read L before one writes it
+  // (4) O' = (exp(L - m) O + exp(L_part - m) O_part) / l
+  for (int e = int(threadIdx.x) * width; e < int(size.d); e += lanes * width) {
+    Numbers<width, T> part_of_row[at_once];
+    Numbers<width, float> row[at_once] = {};
+#pragma unroll
+    for (int r = 0; r < at_once; ++r) {
+      if (m[r] == -INFINITY) continue;
+      part_of_row[r] = numbers_at<width>(part_O.at(at.b, at.h, at.i + r), e);
+      // Of the first keys that a row sees there is nothing to read.
+      if (old_share[r] > 0) row[r] = numbers_at<width>(O.at(at.b, at.h, at.i + r), e);
+    }
+#pragma unroll
+    for (int r = 0; r < at_once; ++r) {
+      if (m[r] == -INFINITY) continue;
+#pragma unroll
+      for (int k = 0; k < width; ++k)
+        row[r].x[k] = old_share[r] * row[r].x[k] + new_share[r] * float(part_of_row[r].x[k]);
+      numbers_at<width>(O.at(at.b, at.h, at.i + r), e) = row[r];
+    }
+  }
+#pragma unroll
+  for (int r = 0; r < at_once; ++r)
+    if (threadIdx.x == 0 && m[r] != -INFINITY) *L.at(at.b, at.h, at.i + r) = m[r] + logf(l[r]);
 }
 
 template <class T>
@@ -119,18 +158,17 @@ class GpuEngine : public Engine<T> {
              const View<float>& O, const View<float>& L) override {
     const bool fours = by_fours(size, part_O) && by_fours(size, O);
     const auto kernel = fours ? merge_rows<wide, T> : merge_rows<1, T>;
-    if (rows(size) > 0)
-      FA_LAUNCH(kernel, blocks(size), dim3(lanes, warps), 0, stream_, size, part_O, part_L, O, L);
+    const auto blocks = unsigned(blocks_of(size));
+    if (blocks > 0)
+      FA_LAUNCH(kernel, dim3(blocks), dim3(lanes, warps), 0, stream_, size, part_O, part_L, O, L);
   }
   void fill(float* to, std::size_t count, float value) override {
     if (count > 0)
-      FA_LAUNCH(fill_numbers, dim3(unsigned((count + 255) / 256)), dim3(256), 0, stream_, to, count,
-                value);
+      FA_LAUNCH(fill_numbers, of_numbers(count), dim3(threads), 0, stream_, to, count, value);
   }
   void add_sums(const float* from, float* to, std::size_t count) override {
     if (count > 0)
-      FA_LAUNCH(add_numbers, dim3(unsigned((count + 255) / 256)), dim3(256), 0, stream_, from, to,
-                count);
+      FA_LAUNCH(add_numbers, of_numbers(count), dim3(threads), 0, stream_, from, to, count);
   }
   void copy(const Size& size, const View<const T>& from, const View<T>& to) override {
     move<false>(size, from, to);
@@ -152,8 +190,9 @@ class GpuEngine : public Engine<T> {
   }
 
  private:
-  static Int rows(const Size& size) { return size.B * size.H * size.N; }
-  static dim3 blocks(const Size& size) { return dim3(unsigned((rows(size) + warps - 1) / warps)); }
+  static dim3 of_numbers(std::size_t count) {
+    return dim3(unsigned((count + numbers - 1) / numbers));
+  }
 
   template <class X>
   static bool by_fours(const Size& size, const View<X>& v) {
@@ -166,8 +205,8 @@ class GpuEngine : public Engine<T> {
   void move(const Size& size, const View<const From>& from, const View<To>& to) {
     const bool fours = by_fours(size, from) && by_fours(size, to);
     const auto kernel = fours ? move_rows<wide, adds, From, To> : move_rows<1, adds, From, To>;
-    if (rows(size) > 0)
-      FA_LAUNCH(kernel, blocks(size), dim3(lanes, warps), 0, stream_, size, from, to);
+    const auto blocks = unsigned(blocks_of(size));
+    if (blocks > 0) FA_LAUNCH(kernel, dim3(blocks), dim3(lanes, warps), 0, stream_, size, from, to);
   }
 
   Scratch scratch(std::size_t bytes) {

@@ -48,23 +48,27 @@ PartOfBackward<T>::PartOfBackward(const Rank<T>& at, Int most_rows, Int most_key
       L_(at.template take<Sum>(at.p.B * at.p.Hq * most_rows)) {}
 
 template <class T>
-void PartOfBackward<T>::add(const Problem& pair, const Backward<T>& t, const View<T>& K,
-                            const View<T>& V, Int row, const View<Sum>& dQ, const View<Sum>& dK,
-                            const View<Sum>& dV) const {
+void PartOfBackward<T>::compute(const Problem& pair, const Backward<T>& t, const View<T>& K,
+                                const View<T>& V, Int row) const {
   const Problem& p = at_.p;
   const Int rows = at_.queries(at_.comm.rank());
-  const Size queries{p.B, p.Hq, pair.Nq, p.d}, keys{p.B, p.Hkv, pair.Nk, p.d};
   // A kernel wants the L of its rows without gaps.
   at_.engine.copy_sums({p.B, p.Hq, pair.Nq, 1}, from(contiguous(t.LSE, p.Hq, rows, 1), row),
                        contiguous(L_, p.Hq, pair.Nq, 1));
-  const View<T> part_dQ = contiguous(dQ_, p.Hq, pair.Nq, p.d);
-  const View<T> part_dK = contiguous(dK_, p.Hkv, pair.Nk, p.d);
-  const View<T> part_dV = contiguous(dV_, p.Hkv, pair.Nk, p.d);
-  at_.engine.backward(
-      pair, {from(t.Q, row), K, V, from(t.O, row), from(t.dO, row), L_, part_dQ, part_dK, part_dV});
-  at_.engine.add(queries, part_dQ, from(dQ, row));
-  at_.engine.add(keys, part_dK, dK);
-  at_.engine.add(keys, part_dV, dV);
+  at_.engine.backward(pair,
+                      {from(t.Q, row), K, V, from(t.O, row), from(t.dO, row), L_,
+                       contiguous(dQ_, p.Hq, pair.Nq, p.d), contiguous(dK_, p.Hkv, pair.Nk, p.d),
+                       contiguous(dV_, p.Hkv, pair.Nk, p.d)});
+}
+
+template <class T>
+void PartOfBackward<T>::add(const Problem& pair, Int row, const View<Sum>& dQ, const View<Sum>& dK,
+                            const View<Sum>& dV) const {
+  const Problem& p = at_.p;
+  const Size queries{p.B, p.Hq, pair.Nq, p.d}, keys{p.B, p.Hkv, pair.Nk, p.d};
+  at_.engine.add(queries, contiguous(dQ_, p.Hq, pair.Nq, p.d), from(dQ, row));
+  at_.engine.add(keys, contiguous(dK_, p.Hkv, pair.Nk, p.d), dK);
+  at_.engine.add(keys, contiguous(dV_, p.Hkv, pair.Nk, p.d), dV);
 }
 
 #define FA_INSTANTIATE(T)          \

@@ -229,8 +229,11 @@ class PartOfBackward {
   using Sum = Stat<T>;
   // For pieces of the queries and keys of any rank, or of all keys.
   PartOfBackward(const Rank<T>& at, std::int64_t most_rows, std::int64_t most_keys);
-  void add(const Problem& pair, const Backward<T>& t, const View<T>& K, const View<T>& V,
-           std::int64_t row, const View<Sum>& dQ, const View<Sum>& dK, const View<Sum>& dV) const;
+  void compute(const Problem& pair, const Backward<T>& t, const View<T>& K, const View<T>& V,
+               std::int64_t row) const;
+  // Of the piece that was computed last.
+  void add(const Problem& pair, std::int64_t row, const View<Sum>& dQ, const View<Sum>& dK,
+           const View<Sum>& dV) const;
 
  private:
   const Rank<T>& at_;

@@ -102,7 +102,8 @@ void gather_backward(const Rank<T>& at, const Backward<T>& t) {
   const PartOfBackward<T> part(at, rows, p.Nk);
   each_piece(p, at.query_blocks(keys.me), {{0, p.Nk}},
              [&, K = K, V = V](const Problem& pair, Int row) {
-               part.add(pair, t, K, V, row, contiguous(dQ, p.Hq, rows, p.d), keys.whole(sums[0]),
+               part.compute(pair, t, K, V, row);
+               part.add(pair, row, contiguous(dQ, p.Hq, rows, p.d), keys.whole(sums[0]),
                         keys.whole(sums[1]));
              });
   // Each rank's part of the sums goes to that rank, which adds up what came, in the order of ranks.
