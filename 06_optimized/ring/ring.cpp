@@ -157,11 +157,13 @@ void ring_backward(const Rank<T>& at, const Backward<T>& t) {
     at.comm.begin("backward, the last move of dK and dV",
                   {ring.message(ring.next, going.data, ring.next)},
                   {ring.message(ring.last, own.data, ring.me)});
+  }
+  at.engine.round({p.B, p.Hq, rows, p.d}, contiguous(dQ, p.Hq, rows, p.d), t.dQ);
+  if (ring.P > 1) {
     at.comm.wait();
     at.engine.copy({p.B, p.Hkv, own.rows, p.d}, own.K(), t.dK);
     at.engine.copy({p.B, p.Hkv, own.rows, p.d}, own.V(), t.dV);
   }
-  at.engine.round({p.B, p.Hq, rows, p.d}, contiguous(dQ, p.Hq, rows, p.d), t.dQ);
   // [end blank]
 }
 

@@ -51,11 +51,11 @@ def how_connected() -> str:
 
 # Options of the program, the share of the budget they may take, and whether PyTorch is asked for the same.
 ALL = "ring,gather,heads"
-R3 = ["--rounds", "3"]
+R3, R6 = ["--rounds", "3"], ["--rounds", "6"]
 GRID = [
-    ("causal, groups of 1", ["--length", "131072,32768,65536", "--causal", "--kind", ALL, "--backward", *R3], 0.28,
+    ("causal, groups of 1", ["--length", "131072,32768,65536", "--causal", "--kind", ALL, "--backward", *R6], 0.28,
      True),
-    ("no mask, groups of 1", ["--length", "131072,32768", "--contiguous", "--kind", ALL, "--backward", *R3], 0.26,
+    ("no mask, groups of 1", ["--length", "131072,32768", "--contiguous", "--kind", ALL, "--backward", *R6], 0.26,
      True),
     ("causal, short", ["--length", "2048,4096,8192,16384", "--causal", "--kind", ALL, "--backward", *R3], 0.1, False),
     ("causal, long", ["--length", "262144", "--causal", "--kind", "ring,gather", "--backward", "--rounds", "2"],
