@@ -219,7 +219,8 @@ class Bench:
             self.ring(title, options, budget * (0.6 if with_peer else 1), timeline=title in WITH_TIMELINE)
             if with_peer:
                 self.torch(title, options, min(self.left(), share * self.asked.seconds * 0.4))
-        for title, options, share in [] if self.asked.quick or self.asked.only_checks or self.asked.cpu else ALONE:
+        asked = self.asked
+        for title, options, share in [] if asked.quick or asked.only_checks or asked.cpu or asked.no_alone else ALONE:
             if self.asked.only in title:
                 self.ring(title, options, min(self.left(), share * self.asked.seconds), ranks=1)
         self.save()
@@ -243,6 +244,7 @@ def main() -> None:
     parser.add_argument("--only", default="", metavar="WORDS", help="problems with these words in their titles")
     parser.add_argument("--add", action="store_true", help="to what OUT.json holds")
     parser.add_argument("--no-torch", action="store_true")
+    parser.add_argument("--no-alone", action="store_true", help="not one process that plays a rank of several")
     parser.add_argument("--cpu", action="store_true", help="small problems on the CPU, to try this script")
     parser.add_argument("--python", default=sys.executable, help="a Python that has PyTorch")
     asked = parser.parse_args()
