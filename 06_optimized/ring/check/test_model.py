@@ -97,7 +97,7 @@ class Recorded(unittest.TestCase):
         self.assertGreater(len(lines), 15)
         self.assertGreater(sum(model.kind_of(row) != model.FITTED for row, *_ in lines), 5)
         for row, way, measured, computed in lines:
-            if row["N"] >= 4096:
+            if row["N"] >= 8192:
                 self.assertLess(abs(computed / measured - 1), 0.05, (row["N"], way))
 
     def test_four_gpus_which_it_has_not_seen(self) -> None:
