@@ -97,10 +97,10 @@ void ring_backward(const Rank<T>& at, const Backward<T>& t) {
   T* here = ring.template room<T>();
   T* coming = ring.template room<T>();
   ring.pack(t.K, t.V, here);
-  // dK and dV of the keys that are here: what this rank gives, and what all ranks before it gave.
-  Sum* mine = ring.template room<Sum>();
+  // dK and dV of keys: what all ranks have given that they have been to. This rank adds its part.
+  Sum* arriving = ring.template room<Sum>();
   Sum* leaving = ring.template room<Sum>();
-  Sum* const arriving = ring.template room<Sum>();
+  at.engine.fill(arriving, std::size_t(2 * ring.numbers(ring.me)), 0);  // its own keys come first
 
   for (int s = 0; s < ring.P; ++s) {
     const int owner = ring.owner_of(s);
@@ -117,23 +117,21 @@ void ring_backward(const Rank<T>& at, const Backward<T>& t) {
       // [end]
     }
     if (ring.P > 1) at.comm.begin(ring.step("backward", s), sent, received);
+    bool under_way = ring.P > 1;
+    const auto wait = [&] {
+      if (std::exchange(under_way, false)) at.comm.wait();
+    };
     const Pair<T> keys = ring.pair(here, owner);
-    const Pair<Sum> sums = ring.pair(mine, owner);
-    const auto count = std::size_t(2 * ring.numbers(owner));
-    at.engine.fill(mine, count, 0);
     each_piece(p, at.query_blocks(ring.me), at.key_blocks(owner),
                [&](const Problem& pair, Int row) {
-                 part.add(pair, t, keys.K(), keys.V(), row, contiguous(dQ, p.Hq, rows, p.d),
-                          sums.K(), sums.V());
+                 part.compute(pair, t, keys.K(), keys.V(), row);
+                 // (5) dK_j and dV_j are sums over all queries that see key j, whoever has them
+                 // [step 06.49: added to what the ranks before gave, once it is here (3 lines)]
+                 // TODO
+                 // [end]
                });
-    if (ring.P > 1) at.comm.wait();
-    // (5) dK_j and dV_j are sums over all queries that see key j, whoever has them
-    if (s > 0) {
-      // [step 06.49: what the ranks before gave to these keys (1 line)]
-      // TODO
-      // [end]
-    }
-    std::swap(mine, leaving);
+    wait();  // in a step without a piece
+    std::swap(arriving, leaving);
     std::swap(here, coming);
   }
   // After P - 1 moves the sums are complete, but one rank short of home. There nothing is added to
