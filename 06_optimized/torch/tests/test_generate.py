@@ -5,10 +5,11 @@ from __future__ import annotations
 import sys
 import unittest
 from typing import Any
+from unittest import mock
 
 from reference import FOLDER, Case, reference, tensors, torch
 
-from flash_from_scratch import PagedCache, kernels
+from flash_from_scratch import PagedCache, _decode, kernels
 from flash_from_scratch._library import library
 
 sys.path.append(str(FOLDER))
@@ -59,6 +60,25 @@ class Paged(Case):
         inputs = [part.transpose(1, 2) for part in packed.unbind(2)]
         cache = PagedCache(2, 4, 21, 16, torch.float32, DECODER.device)
         self.close(self.pieces(cache, inputs, (6, 15)), reference(*inputs, causal=True))
+
+    def test_memory_that_is_not_there_leaves_it_as_it_was(self) -> None:
+        inputs = tensors(Nq=12, Nk=12, device=DECODER.device)
+        first, rest = ([x[:, :, part] for x in inputs] for part in (slice(0, 9), slice(9, 12)))
+        cache = PagedCache(2, 2, 12, 16, torch.float32, DECODER.device)
+        cache.attend(*first)
+        empty = torch.empty
+
+        def full(*sizes: Any, **options: Any) -> torch.Tensor:
+            if options.get("dtype") is torch.uint8:
+                raise RuntimeError("no room for scratch")
+            return empty(*sizes, **options)
+
+        with mock.patch.object(_decode, "library") as there, mock.patch.object(torch, "empty", full):
+            there().decode_needs.return_value = 64
+            with self.assertRaisesRegex(RuntimeError, "no room for scratch"):
+                cache.attend(*rest)
+        self.assertEqual((cache.length, cache.lengths.tolist()), (9, [9, 9]))
+        self.close(cache.attend(*rest), reference(rest[0], *inputs[1:], causal="bottom_right"))
 
     def test_what_it_cannot_take(self) -> None:
         q, k, v = tensors(Nq=9, Nk=9, device=DECODER.device)
