@@ -1,5 +1,7 @@
 // Tests of ranks that are processes: they find each other, come to the result of one rank, and end
 // in words when one of them does not.
+#include <fcntl.h>
+
 #include <cstdlib>
 
 #include "06_optimized/ring/check/forked.hpp"
@@ -106,6 +108,33 @@ TEST(Lost, NeverComes) {
   });
   EXPECT_SAYS(ends[1], "rank 0 did not answer at 127.0.0.1:");
   EXPECT_SAYS(ends[1], "Connection refused");
+}
+
+// A host that is not there answers nothing at all, and a connect() of its own gives up after minutes.
+// So does one whose queue of callers is full.
+TEST(Lost, NobodyAnswers) {
+  const int door = ::socket(AF_INET, SOCK_STREAM, 0);
+  sockaddr_in here{};
+  here.sin_family = AF_INET;
+  here.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t size = sizeof here;
+  ASSERT_EQ(::bind(door, reinterpret_cast<sockaddr*>(&here), size), 0);
+  ASSERT_EQ(::getsockname(door, reinterpret_cast<sockaddr*>(&here), &size), 0);
+  ASSERT_EQ(::listen(door, 0), 0);
+  std::vector<int> callers;
+  for (int k = 0; k < 8; ++k) {
+    callers.push_back(::socket(AF_INET, SOCK_STREAM, 0));
+    ::fcntl(callers.back(), F_SETFL, O_NONBLOCK);
+    ::connect(callers.back(), reinterpret_cast<sockaddr*>(&here), sizeof here);
+  }
+  Place place;
+  place.rank = 1, place.size = 2, place.port = ntohs(here.sin_port);
+  const auto began = std::chrono::steady_clock::now();
+  EXPECT_THROW(Assembly(place, little), RankLost);
+  const std::chrono::duration<double> took = std::chrono::steady_clock::now() - began;
+  EXPECT_LT(took.count(), 3);
+  for (const int caller : callers) ::close(caller);
+  ::close(door);
 }
 
 TEST(Lost, LeavesBeforeTheOthers) {
