@@ -167,8 +167,8 @@ bool overlap(const Region& x, const Region& y) {
 
 }  // namespace
 
-void check_regions(const char* who, const Region* inputs, int n_inputs, const Region* outputs,
-                   int n_outputs) {
+void check_regions(const char* who, std::span<const Region> inputs,
+                   std::span<const Region> outputs) {
   const auto present = [&](const Region& r) {
     for (Dim dim : {Dim{r.row, r.N}, Dim{r.head, r.H}, Dim{r.batch, r.B}})
       require(std::abs(dim.stride / 2) <
@@ -178,19 +178,19 @@ void check_regions(const char* who, const Region* inputs, int n_inputs, const Re
     require(reinterpret_cast<std::uintptr_t>(r.data) % static_cast<std::size_t>(r.element) == 0,
             who, ": ", r.name, " must be aligned to its element, ", r.element, " bytes");
   };
-  std::for_each(inputs, inputs + n_inputs, present);
-  std::for_each(outputs, outputs + n_outputs, present);
-  for (int o = 0; o < n_outputs; ++o) {
-    if (empty(outputs[o]) || !outputs[o].data) continue;
-    require(!overlaps_itself(outputs[o]), who, ": two rows of ", outputs[o].name,
-            " share memory (strides batch ", outputs[o].batch, ", head ", outputs[o].head, ", row ",
-            outputs[o].row, "); an output needs a place for every row");
-    for (int i = 0; i < n_inputs; ++i)
-      require(!overlap(outputs[o], inputs[i]), who, ": ", outputs[o].name, " overlaps ",
-              inputs[i].name, "; outputs must not share memory with inputs");
-    for (int i = 0; i < o; ++i)
-      require(!overlap(outputs[o], outputs[i]), who, ": ", outputs[o].name, " overlaps ",
-              outputs[i].name, "; every output needs memory of its own");
+  std::for_each(inputs.begin(), inputs.end(), present);
+  std::for_each(outputs.begin(), outputs.end(), present);
+  for (const Region& output : outputs) {
+    if (empty(output) || !output.data) continue;
+    require(!overlaps_itself(output), who, ": two rows of ", output.name,
+            " share memory (strides batch ", output.batch, ", head ", output.head, ", row ",
+            output.row, "); an output needs a place for every row");
+    for (const Region& input : inputs)
+      require(!overlap(output, input), who, ": ", output.name, " overlaps ", input.name,
+              "; outputs must not share memory with inputs");
+    for (const Region* other = outputs.data(); other != &output; ++other)
+      require(!overlap(output, *other), who, ": ", output.name, " overlaps ", other->name,
+              "; every output needs memory of its own");
   }
 }
 

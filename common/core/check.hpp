@@ -1,8 +1,10 @@
 // Arguments are checked before anything is touched; a bad one is a std::invalid_argument that names
 // the function, the argument, the limit and the value.
 #pragma once
+#include <array>
 #include <cmath>
 #include <cstdint>
+#include <span>
 #include <sstream>
 #include <stdexcept>
 #include <string>
@@ -59,8 +61,9 @@ struct Region {
   std::int64_t element, B, H, N, d, batch, head, row;  // strides in elements
   bool optional = false;
 };
-void check_regions(const char* who, const Region* inputs, int n_inputs, const Region* outputs,
-                   int n_outputs);
+// No output may share memory with an input, with another output, or two of its rows with each other.
+void check_regions(const char* who, std::span<const Region> inputs,
+                   std::span<const Region> outputs);
 
 template <class T>
 Region region(const char* name, const View<T>& v, std::int64_t B, std::int64_t H, std::int64_t N,
@@ -73,6 +76,32 @@ Region region(const char* name, T* data, const Problem& p) {
 }
 
 template <class T>
+std::array<Region, 3> inputs_of(const Problem& p, const Forward<T>& t) {
+  return {region("Q", t.Q, p.B, p.Hq, p.Nq, p.d), region("K", t.K, p.B, p.Hkv, p.Nk, p.d),
+          region("V", t.V, p.B, p.Hkv, p.Nk, p.d)};
+}
+template <class T>
+std::array<Region, 2> outputs_of(const Problem& p, const Forward<T>& t) {
+  return {region("O", t.O, p.B, p.Hq, p.Nq, p.d), region("LSE", t.LSE, p)};
+}
+template <class T>
+std::array<Region, 6> inputs_of(const Problem& p, const Backward<T>& t) {
+  Region O = region("O", t.O, p.B, p.Hq, p.Nq, p.d);
+  O.optional = true;
+  return {region("Q", t.Q, p.B, p.Hq, p.Nq, p.d),
+          region("K", t.K, p.B, p.Hkv, p.Nk, p.d),
+          region("V", t.V, p.B, p.Hkv, p.Nk, p.d),
+          region("dO", t.dO, p.B, p.Hq, p.Nq, p.d),
+          O,
+          region("LSE", t.LSE, p)};
+}
+template <class T>
+std::array<Region, 3> outputs_of(const Problem& p, const Backward<T>& t) {
+  return {region("dQ", t.dQ, p.B, p.Hq, p.Nq, p.d), region("dK", t.dK, p.B, p.Hkv, p.Nk, p.d),
+          region("dV", t.dV, p.B, p.Hkv, p.Nk, p.d)};
+}
+
+template <class T>
 void check_scale(const char* who, const Problem& p) {
   require(std::isfinite(static_cast<Stat<T>>(p.softmax_scale())), who,
           ": scale must be finite in the type of the scores, got ", p.softmax_scale());
@@ -82,32 +111,13 @@ void check_scale(const char* who, const Problem& p) {
 
 template <class T>
 void check_tensors(const char* who, const Problem& p, const Forward<T>& t) {
-  using detail::region;
   detail::check_scale<T>(who, p);
-  const detail::Region inputs[] = {region("Q", t.Q, p.B, p.Hq, p.Nq, p.d),
-                                   region("K", t.K, p.B, p.Hkv, p.Nk, p.d),
-                                   region("V", t.V, p.B, p.Hkv, p.Nk, p.d)};
-  const detail::Region outputs[] = {region("O", t.O, p.B, p.Hq, p.Nq, p.d),
-                                    region("LSE", t.LSE, p)};
-  detail::check_regions(who, inputs, 3, outputs, 2);
+  detail::check_regions(who, detail::inputs_of(p, t), detail::outputs_of(p, t));
 }
-
 template <class T>
 void check_tensors(const char* who, const Problem& p, const Backward<T>& t) {
-  using detail::region;
   detail::check_scale<T>(who, p);
-  detail::Region O = region("O", t.O, p.B, p.Hq, p.Nq, p.d);
-  O.optional = true;
-  const detail::Region inputs[] = {region("Q", t.Q, p.B, p.Hq, p.Nq, p.d),
-                                   region("K", t.K, p.B, p.Hkv, p.Nk, p.d),
-                                   region("V", t.V, p.B, p.Hkv, p.Nk, p.d),
-                                   region("dO", t.dO, p.B, p.Hq, p.Nq, p.d),
-                                   O,
-                                   region("LSE", t.LSE, p)};
-  const detail::Region outputs[] = {region("dQ", t.dQ, p.B, p.Hq, p.Nq, p.d),
-                                    region("dK", t.dK, p.B, p.Hkv, p.Nk, p.d),
-                                    region("dV", t.dV, p.B, p.Hkv, p.Nk, p.d)};
-  detail::check_regions(who, inputs, 6, outputs, 3);
+  detail::check_regions(who, detail::inputs_of(p, t), detail::outputs_of(p, t));
 }
 
 }  // namespace fa

@@ -67,10 +67,10 @@ void check_tensors_of(const Problem& p, const Tensors<T>& t) {
                        O = region("O", t.O, p.B, p.Hq, p.Nq, p.d), LSE = region("LSE", t.LSE, p);
   if (appends) {
     const detail::Region inputs[] = {Q, new_K, new_V}, outputs[] = {O, LSE, K, V};
-    detail::check_regions(who, inputs, 3, outputs, 4);
+    detail::check_regions(who, inputs, outputs);
   } else {
     const detail::Region inputs[] = {Q, K, V}, outputs[] = {O, LSE};
-    detail::check_regions(who, inputs, 3, outputs, 2);
+    detail::check_regions(who, inputs, outputs);
   }
 }
 

@@ -173,24 +173,15 @@ void backward(const Problem& p, const Pattern& pattern, const Backward<T>& t, fl
   require(!rows || t.O.data, who, ": O must not be null; the forward returned it");
   require(!dsinks || pattern.sinks, who, ": dsinks is given, but there are no sinks");
   if (dsinks) {
-    using detail::region;
     const auto of_heads = [&](const char* name, auto* data) {
-      return region(name, View<std::remove_pointer_t<decltype(data)>>{data, p.Hq, p.Hq, p.Hq}, 1, 1,
-                    1, p.Hq);
+      return detail::region(
+          name, View<std::remove_pointer_t<decltype(data)>>{data, p.Hq, p.Hq, p.Hq}, 1, 1, 1, p.Hq);
     };
-    detail::Region O = region("O", t.O, p.B, p.Hq, p.Nq, p.d);
-    O.optional = true;
-    const detail::Region inputs[] = {of_heads("sinks", pattern.sinks),
-                                     region("LSE", t.LSE, p),
-                                     region("Q", t.Q, p.B, p.Hq, p.Nq, p.d),
-                                     region("K", t.K, p.B, p.Hkv, p.Nk, p.d),
-                                     region("V", t.V, p.B, p.Hkv, p.Nk, p.d),
-                                     region("dO", t.dO, p.B, p.Hq, p.Nq, p.d),
-                                     O};
-    const detail::Region outputs[] = {
-        of_heads("dsinks", dsinks), region("dQ", t.dQ, p.B, p.Hq, p.Nq, p.d),
-        region("dK", t.dK, p.B, p.Hkv, p.Nk, p.d), region("dV", t.dV, p.B, p.Hkv, p.Nk, p.d)};
-    detail::check_regions(who, inputs, 7, outputs, 4);
+    const detail::Region sinks[] = {of_heads("sinks", pattern.sinks)};
+    const auto [dQ, dK, dV] = detail::outputs_of(p, t);
+    const detail::Region outputs[] = {of_heads("dsinks", dsinks), dQ, dK, dV};
+    detail::check_regions(who, sinks, outputs);
+    detail::check_regions(who, detail::inputs_of(p, t), std::span(outputs, 1));
   }
   check_scratch(who, options.scratch, "scratch_bytes()", scratch_bytes<T>(p), 16);
   if (p.B == 0 && dsinks && p.Hq > 0)

@@ -138,7 +138,7 @@ Change<T> change_of(const Problem& p, const Scores<T>& s) {
 
 // Regions of what the scores read and the tensors do not hold.
 template <class T>
-void check_apart(const Problem& p, const Scores<T>& s, const detail::Region* outputs, int n) {
+void check_apart(const Problem& p, const Scores<T>& s, std::span<const detail::Region> outputs) {
   detail::Region slopes{"slopes", s.slopes, 4, s.slopes_of_batch ? p.B : 1, 1, 1, p.Hq, p.Hq, 0, 0};
   const auto table = [&](const char* name, const float* data) {
     detail::Region r{
@@ -150,7 +150,7 @@ void check_apart(const Problem& p, const Scores<T>& s, const detail::Region* out
   const detail::Region inputs[] = {
       slopes, table("rotary.cos", s.rotary.cos), table("rotary.sin", s.rotary.sin),
       region_of_bias("bias", p, s.bias), region_of_bias("bias32", p, s.bias32)};
-  detail::check_regions(who, inputs, 5, outputs, n);
+  detail::check_regions(who, inputs, outputs);
 }
 
 std::int64_t padded_rows(std::int64_t Nq) { return optimized::Passed::padded_rows(Nq); }
@@ -163,9 +163,7 @@ void forward(const Problem& p, const Forward<T>& t, const Scores<T>& scores,
   check_problem(who, p, widest<T>);
   check_scores(p, scores);
   check_tensors(who, p, t);
-  const detail::Region outputs[] = {detail::region("O", t.O, p.B, p.Hq, p.Nq, p.d),
-                                    detail::region("LSE", t.LSE, p)};
-  check_apart(p, scores, outputs, 2);
+  check_apart(p, scores, detail::outputs_of(p, t));
   check_half<T>(p);
   check_blocks(p);
   const Change<T> change = change_of(p, scores);
@@ -214,18 +212,11 @@ void backward(const Problem& p, const Backward<T>& t, const Scores<T>& scores,
               ": dbias must have a ", stride.name, " stride of 0 where the bias has one, got ",
               stride.of_dbias);
   }
-  const detail::Region outputs[] = {detail::region("dQ", t.dQ, p.B, p.Hq, p.Nq, p.d),
-                                    detail::region("dK", t.dK, p.B, p.Hkv, p.Nk, p.d),
-                                    detail::region("dV", t.dV, p.B, p.Hkv, p.Nk, p.d),
-                                    region_of_bias("dbias", p, dbias)};
-  check_apart(p, scores, outputs, 4);
-  const detail::Region inputs[] = {detail::region("Q", t.Q, p.B, p.Hq, p.Nq, p.d),
-                                   detail::region("K", t.K, p.B, p.Hkv, p.Nk, p.d),
-                                   detail::region("V", t.V, p.B, p.Hkv, p.Nk, p.d),
-                                   detail::region("dO", t.dO, p.B, p.Hq, p.Nq, p.d),
-                                   detail::region("O", t.O, p.B, p.Hq, p.Nq, p.d),
-                                   detail::region("LSE", t.LSE, p)};
-  detail::check_regions(who, inputs, rows ? 6 : 0, outputs + 3, dbias.data ? 1 : 0);
+  const auto [dQ, dK, dV] = detail::outputs_of(p, t);
+  const detail::Region outputs[] = {dQ, dK, dV, region_of_bias("dbias", p, dbias)};
+  check_apart(p, scores, outputs);
+  if (dbias.data && rows)
+    detail::check_regions(who, detail::inputs_of(p, t), std::span(outputs + 3, 1));
   check_half<T>(p);
   check_blocks(p);
   check_scratch(who, options.scratch, "scratch_bytes()", scratch_bytes<T>(p), 16);

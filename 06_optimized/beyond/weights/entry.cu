@@ -29,15 +29,14 @@ void check_range(const char* first_name, const char* size_name, const char* limi
 }
 
 template <class T>
-void check_inputs(const Problem& p, const Inputs<T>& in, const detail::Region* outputs,
-                  int n_outputs) {
+void check_inputs(const Problem& p, const Inputs<T>& in, std::span<const detail::Region> outputs) {
   detail::check_scale<float>(who, p);
   require(in.LSE || p.B * p.Hq * p.Nq == 0, who,
           ": LSE is a null pointer; the weights are exp(S - L), so the L of the forward is needed");
   const detail::Region inputs[] = {detail::region("Q", in.Q, p.B, p.Hq, p.Nq, p.d),
                                    detail::region("K", in.K, p.B, p.Hkv, p.Nk, p.d),
                                    detail::region("LSE", in.LSE, p)};
-  detail::check_regions(who, inputs, 3, outputs, n_outputs);
+  detail::check_regions(who, inputs, outputs);
   if constexpr (is_half<T>) {
     const std::string why = optimized::wrong_capability("fa2", 80, optimized::device_capability());
     require(why.empty(), who, ": ", why);
@@ -86,7 +85,7 @@ void tile(const Problem& p, const Inputs<T>& in, const Box& box, const View<floa
   check_range("j0", "cols", "Nk", box.j0, box.cols, p.Nk);
   if (box.cols == 0) return;
   const detail::Region output = detail::region("P", P, p.B, p.Hq, box.rows, box.cols);
-  check_inputs(p, in, &output, 1);
+  check_inputs(p, in, {&output, 1});
   ask(p, in, {box, 0, P, {}}, stream);
 }
 
@@ -98,7 +97,7 @@ void largest(const Problem& p, const Inputs<T>& in, std::int64_t i0, std::int64_
   require(k >= 1 && k <= max_k, who, ": k must lie in [1, ", max_k, "], got ", k);
   const detail::Region outputs[] = {detail::region("P", P, p.B, p.Hq, rows, k),
                                     detail::region("keys", keys, p.B, p.Hq, rows, k)};
-  check_inputs(p, in, outputs, 2);
+  check_inputs(p, in, outputs);
   ask(p, in, {{i0, rows, 0, p.Nk}, k, P, keys}, stream);
 }
 
@@ -107,7 +106,7 @@ void column_sums(const Problem& p, const Inputs<T>& in, float* sums, cudaStream_
   check_sizes<T>(p);
   const View<float> view{sums, p.Hq * p.Nk, p.Nk, 1};
   const detail::Region output = detail::region("sums", view, p.B, p.Hq, p.Nk, 1);
-  check_inputs(p, in, &output, 1);
+  check_inputs(p, in, {&output, 1});
   check_blocks(p, (p.Nk + 31) / 32);
   if (p.B == 0 || p.Hq == 0 || p.Nk == 0) return;
   const float scale = float(p.softmax_scale());
