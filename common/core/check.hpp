@@ -61,7 +61,7 @@ struct Region {
   std::int64_t element, B, H, N, d, batch, head, row;  // strides in elements
   bool optional = false;
 };
-// No output may share memory with an input, with another output, or two of its rows with each other.
+// No output may share memory with an input or another output, nor two of its rows with each other.
 void check_regions(const char* who, std::span<const Region> inputs,
                    std::span<const Region> outputs);
 

@@ -110,8 +110,8 @@ TEST(Lost, NeverComes) {
   EXPECT_SAYS(ends[1], "Connection refused");
 }
 
-// A host that is not there answers nothing at all, and a connect() of its own gives up after minutes.
-// So does one whose queue of callers is full.
+// A host that is not there answers nothing at all, and connect() by itself gives up after minutes.
+// So it does where a queue of callers is full.
 TEST(Lost, NobodyAnswers) {
   const int door = ::socket(AF_INET, SOCK_STREAM, 0);
   sockaddr_in here{};
