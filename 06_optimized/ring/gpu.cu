@@ -5,10 +5,12 @@
 #include "06_optimized/ring/gpu.hpp"
 
 #include <cstdint>
+#include <limits>
 #include <type_traits>
 #include <vector>
 
 #include "06_optimized/backward.hpp"
+#include "common/core/check.hpp"
 
 namespace fa::ring {
 namespace {
@@ -17,7 +19,12 @@ using Int = std::int64_t;
 constexpr int lanes = 32, warps = 8, at_once = 4;
 constexpr int tile = warps * at_once;  // rows of a block, of one head
 
-Int blocks_of(const Size& size) { return size.B * size.H * ((size.N + tile - 1) / tile); }
+dim3 blocks_of(const Size& size) {
+  const Int blocks = size.B * size.H * ((size.N + tile - 1) / tile);
+  require(blocks <= std::numeric_limits<int>::max(), "ring: ", blocks,
+          " blocks of rows are more than a launch has");
+  return dim3(unsigned(blocks));
+}
 
 // A warp's rows: of which batch and head, and the number of the first. Found once for all of them,
 // in 32 bits: to divide numbers of 64 bits for each row took longer than to move it.
@@ -92,14 +99,16 @@ template <int width, class T>
 __global__ void merge_rows(Size size, View<const T> part_O, const float* part_L, View<float> O,
                            View<float> L) {
   const Rows at = own_rows(size);
+  bool seen[at_once];
   float m[at_once], l[at_once], old_share[at_once], new_share[at_once];
 #pragma unroll
   for (int r = 0; r < at_once; ++r) {
     const Int i = at.i + r;
-    m[r] = -INFINITY;  // neither has seen a key, or there is no such row
+    seen[r] = false;  // neither has seen a key, or there is no such row
     if (i >= size.N) continue;
     const float before = *L.at(at.b, at.h, i);
     const float part = part_L[(at.b * size.H + at.h) * size.N + i];
+    seen[r] = before != -INFINITY || part != -INFINITY;  // NaN stays NaN
     m[r] = fmaxf(before, part);
     // (2), (3) of ring.cpp
     const float old_weight = expf(before - m[r]), new_weight = expf(part - m[r]);
@@ -113,14 +122,14 @@ __global__ void merge_rows(Size size, View<const T> part_O, const float* part_L,
     Numbers<width, float> row[at_once] = {};
 #pragma unroll
     for (int r = 0; r < at_once; ++r) {
-      if (m[r] == -INFINITY) continue;
+      if (!seen[r]) continue;
       part_of_row[r] = numbers_at<width>(part_O.at(at.b, at.h, at.i + r), e);
       // Of the first keys that a row sees there is nothing to read.
       if (old_share[r] > 0) row[r] = numbers_at<width>(O.at(at.b, at.h, at.i + r), e);
     }
 #pragma unroll
     for (int r = 0; r < at_once; ++r) {
-      if (m[r] == -INFINITY) continue;
+      if (!seen[r]) continue;
 #pragma unroll
       for (int k = 0; k < width; ++k)
         row[r].x[k] = old_share[r] * row[r].x[k] + new_share[r] * float(part_of_row[r].x[k]);
@@ -129,7 +138,7 @@ __global__ void merge_rows(Size size, View<const T> part_O, const float* part_L,
   }
 #pragma unroll
   for (int r = 0; r < at_once; ++r)
-    if (threadIdx.x == 0 && m[r] != -INFINITY) *L.at(at.b, at.h, at.i + r) = m[r] + logf(l[r]);
+    if (threadIdx.x == 0 && seen[r]) *L.at(at.b, at.h, at.i + r) = m[r] + logf(l[r]);
 }
 
 template <class T>
@@ -158,9 +167,8 @@ class GpuEngine : public Engine<T> {
              const View<float>& O, const View<float>& L) override {
     const bool fours = by_fours(size, part_O) && by_fours(size, O);
     const auto kernel = fours ? merge_rows<wide, T> : merge_rows<1, T>;
-    const auto blocks = unsigned(blocks_of(size));
-    if (blocks > 0)
-      FA_LAUNCH(kernel, dim3(blocks), dim3(lanes, warps), 0, stream_, size, part_O, part_L, O, L);
+    if (const dim3 blocks = blocks_of(size); blocks.x > 0)
+      FA_LAUNCH(kernel, blocks, dim3(lanes, warps), 0, stream_, size, part_O, part_L, O, L);
   }
   void fill(float* to, std::size_t count, float value) override {
     if (count > 0)
@@ -205,8 +213,8 @@ class GpuEngine : public Engine<T> {
   void move(const Size& size, const View<const From>& from, const View<To>& to) {
     const bool fours = by_fours(size, from) && by_fours(size, to);
     const auto kernel = fours ? move_rows<wide, adds, From, To> : move_rows<1, adds, From, To>;
-    const auto blocks = unsigned(blocks_of(size));
-    if (blocks > 0) FA_LAUNCH(kernel, dim3(blocks), dim3(lanes, warps), 0, stream_, size, from, to);
+    if (const dim3 blocks = blocks_of(size); blocks.x > 0)
+      FA_LAUNCH(kernel, blocks, dim3(lanes, warps), 0, stream_, size, from, to);
   }
 
   Scratch scratch(std::size_t bytes) {

@@ -33,6 +33,10 @@ struct Config {  // its first members, as of 2.14; NCCL takes the others from it
 };
 constexpr int success = 0, in_progress = 7, bytes_type = 1;
 
+// NCCL's start, and its first group, which connects the ranks, take seconds, however short the
+// patience; and who waits for a rank that lives but does not come shall end within half a minute.
+constexpr std::chrono::milliseconds at_its_start{25000};
+
 struct Nccl {
   int (*GetVersion)(int*);
   int (*GetUniqueId)(UniqueId*);
@@ -213,7 +217,7 @@ class OverNccl : public NcclCommunicator {
       done_or_begun(nccl_.GroupEnd(), "ncclGroupEnd");
     }
     // The group is on the stream once NCCL says so: the first one connects the ranks.
-    until_done("ncclGroupEnd", std::max(assembly_.patience(), milliseconds(60000)));
+    until_done("ncclGroupEnd", std::max(assembly_.patience(), at_its_start));
     came_.record(stream_);
     // NCCL's blocks come to their SMs first, or at least soon: gpu.cu leaves one now and then.
     FA_CUDA_CHECK(cudaStreamWaitEvent(engine_, begun_, 0));
@@ -321,7 +325,7 @@ class OverNccl : public NcclCommunicator {
     if (said != in_progress) check(said, "ncclCommInitRankConfig");
     // The first start on a machine takes seconds, however short the patience. A rank that dies
     // meanwhile is noticed at once all the same.
-    until_done("ncclCommInitRankConfig", std::max(assembly_.patience(), milliseconds(60000)));
+    until_done("ncclCommInitRankConfig", std::max(assembly_.patience(), at_its_start));
   }
 
   struct Times {

@@ -119,7 +119,8 @@ int connect_to(const std::string& host, int port, Clock::time_point end, std::st
       const int socket = ::socket(found->ai_family, found->ai_socktype, found->ai_protocol);
       if (socket >= 0) prepare(socket, std::max(until(end), milliseconds(1)));  // of connect(), too
       const bool there = socket >= 0 && ::connect(socket, found->ai_addr, found->ai_addrlen) == 0;
-      if (!there) why = std::strerror(errno);
+      // EINPROGRESS: the time for it was over.
+      if (!there) why = std::strerror(errno == EINPROGRESS ? ETIMEDOUT : errno);
       ::freeaddrinfo(found);
       if (there) return socket;
       if (socket >= 0) ::close(socket);

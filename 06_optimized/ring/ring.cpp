@@ -19,8 +19,9 @@ using Int = std::int64_t;
 template <class Sum, class T>
 void merge(const T* part_O, Sum part_L, Int d, Sum* O, Sum& L) {
   // [blank]
+  constexpr Sum none = -std::numeric_limits<Sum>::infinity();
+  if (L == none && part_L == none) return;  // neither has seen a key
   const Sum m = std::max(L, part_L);
-  if (m == -std::numeric_limits<Sum>::infinity()) return;  // neither has seen a key
   // (2) what the keys of each weigh, measured from the larger L: exp(L - m) and exp(L_part - m)
   const Sum old_weight = std::exp(L - m), new_weight = std::exp(part_L - m);
   const Sum l = old_weight + new_weight;

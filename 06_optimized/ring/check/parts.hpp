@@ -1,6 +1,8 @@
 // A case of the judge, dealt out to ranks: what the tests of the ring share.
 #pragma once
+#include <cmath>
 #include <limits>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -67,6 +69,26 @@ inline Spec sized(Int B, Int Hq, Int Hkv, Int Nq, Int Nk, Int d, Causal causal =
   s.p.causal = causal;
   s.lengths = std::move(lengths);
   return s;
+}
+
+// A causal problem with NaN in a query of head 0 and in a key of key head 1.
+inline Spec with_NaN() { return sized(1, 4, 2, 24, 24, 8, Causal::top_left); }
+template <class T>
+void put_NaN(judge::ForwardCase<T>& c) {
+  const T nan(std::numeric_limits<float>::quiet_NaN());
+  c.Q.at(0, 0, 5, 1) = c.K.at(0, 1, 7, 2) = nan;
+}
+// Empty, or a row whose O and L are not NaN although it sees it, or are although it does not.
+template <class T>
+std::string where_NaN_is_wrong(const judge::ForwardCase<T>& c) {
+  std::string wrong;
+  for (Int h = 0; h < 4; ++h)
+    for (Int i = 0; i < 24; ++i) {
+      const bool want = h < 2 ? h == 0 && i == 5 : i >= 7;
+      if (std::isnan(float(c.O.at(0, h, i, 3))) != want || std::isnan(c.LSE.at(0, h, i)) != want)
+        wrong += "head " + std::to_string(h) + ", row " + std::to_string(i) + "\n";
+    }
+  return wrong;
 }
 
 inline constexpr Causal masks[] = {Causal::none, Causal::top_left, Causal::bottom_right};

@@ -301,6 +301,15 @@ TEST(Merge, WhoSawNoKeyCountsNothing) {
   EXPECT_EQ(nobody[0], 0);
 }
 
+TEST(Merge, NaNIsNotForgotten) {
+  const double nan = std::nan(""), none = -INFINITY, part[] = {3};
+  for (const auto& [first, second] : {std::pair{none, nan}, {nan, none}, {1.5, nan}, {nan, 1.5}}) {
+    double O[] = {1}, L = first;
+    merge(part, second, 1, O, L);
+    EXPECT_TRUE(std::isnan(L) && std::isnan(O[0])) << first << ", " << second;
+  }
+}
+
 TEST(Merge, FarApart) {
   // Scores near 1000: exp() of them is no number, and of their differences it is.
   float O[] = {1}, L = 1000;
@@ -326,6 +335,17 @@ TEST(Ring, Backward) {
 }
 TEST(Ring, BackwardOfTheJudgesCases) {
   all_right<float>(walk_specs(), {2, 3}, Method::ring, backward_of);
+}
+TEST(Ring, NaNGoesWhereItIsSeen) {
+  for (const int P : {1, 2, 3, 4})
+    for (const Method method : {Method::ring, Method::gather, Method::heads}) {
+      if (method == Method::heads && P > 2) continue;  // key heads
+      ForwardCase<float> c(with_NaN(), true);
+      c.call();
+      put_NaN(c);
+      EXPECT_EQ(all_ends(run_forward(c, P, {method})), "");
+      EXPECT_EQ(where_NaN_is_wrong(c), "") << name(method) << ", " << P << " ranks";
+    }
 }
 TEST(Ring, BackwardInDouble) { all_right<double>(specs(), {2, 5}, Method::ring, backward_of); }
 

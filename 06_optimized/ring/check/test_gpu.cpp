@@ -47,10 +47,9 @@ std::string joined(const std::vector<std::string>& ends) {
 }
 
 template <class T>
-std::string forward_verdict(const Spec& spec, int ranks, const ring::Options& options) {
+std::string run_forward(ForwardCase<T>& c, const Problem& p, int ranks,
+                        const ring::Options& options) {
   using D = Device<T>;
-  ForwardCase<T> c(spec, true);
-  const Problem p = c.call().p;
   const auto ends = on_threads(
       ranks, patience,
       [&](Communicator& comm) {
@@ -68,7 +67,13 @@ std::string forward_verdict(const Spec& spec, int ranks, const ring::Options& op
         x.O.give(c.O), x.L.give(c.LSE);
       },
       copy_on_gpu);
-  return joined(ends).empty() ? c.verdict() : joined(ends);
+  return joined(ends);
+}
+template <class T>
+std::string forward_verdict(const Spec& spec, int ranks, const ring::Options& options) {
+  ForwardCase<T> c(spec, true);
+  const std::string ends = run_forward(c, c.call().p, ranks, options);
+  return ends.empty() ? c.verdict() : ends;
 }
 
 template <class T>
@@ -123,6 +128,15 @@ TEST_F(OnOneGpu, Backward) {
       EXPECT_EQ(backward_verdict<half>(spec, P, {}), "") << spec.name() << ", " << P << " ranks";
       EXPECT_EQ(backward_verdict<bf16>(spec, P, {}), "") << spec.name() << ", " << P << " ranks";
     }
+}
+TEST_F(OnOneGpu, NaNGoesWhereItIsSeen) {
+  for (const int P : {1, 2, 3}) {
+    ForwardCase<bf16> c(with_NaN(), true);
+    const Problem p = c.call().p;
+    put_NaN(c);
+    EXPECT_EQ(run_forward(c, p, P, {}), "");
+    EXPECT_EQ(where_NaN_is_wrong(c), "") << P << " ranks";
+  }
 }
 // The page's count, where a number's bytes and a sum's differ.
 TEST_F(OnOneGpu, BytesOfTheBackward) {
