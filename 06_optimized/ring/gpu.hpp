@@ -1,4 +1,4 @@
-// The engine on a GPU: the kernels of stage 06 as they are, and a few of one line each.
+// The engine on a GPU: the kernels of stage 06 as they are, and a few that move rows.
 #pragma once
 #include <memory>
 

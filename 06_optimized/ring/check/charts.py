@@ -34,7 +34,8 @@ def charts() -> list[Chart | Table]:
             "kernel on a rank's own pairs, alone")
     four = many.on_four()
     in_words = f"2 and 4 {one['machines'][0].split(',')[0]}, bf16, {one['Hq']} heads, d = {one['d']}"
-    return [by_length(rows, said), table([*rows, *four["rows"]], in_words), memory(found), predicted(found, four, in_words),
+    return [by_length(rows, said), table([*rows, *four["rows"]], in_words), rivals([*rows, *four["rows"]], in_words),
+            memory(found), predicted(found, four, in_words),
             with_many(found)]
 
 
@@ -88,6 +89,22 @@ def table(rows: Sequence[Row], machine: str) -> Table:
     return Table("ring", ["GPUs", "mask", "N", "key heads", "forward, ms", "both, ms", "share", "of both", "/ PyTorch", "both"],
                  lines, PAGE, f"Medians on {machine}; *both*: forward and backward; */ PyTorch*: its context "
                  "parallelism's time by ours.")
+
+
+def rivals(rows: Sequence[Row], machine: str) -> Table:
+    """Where all keys were gathered, too."""
+    lines = []
+    for row in sorted(of(rows, method="gather"), key=lambda row: (row["ranks"], not row["causal"], -row["Hkv"], row["N"])):
+        if row["N"] < SHORTEST:
+            continue
+        same = of(rows, N=row["N"], Hkv=row["Hkv"], causal=row["causal"], ranks=row["ranks"])
+        cells = []
+        for way in PASSES:
+            ms = [min((one[way]["ms"] for one in of(same, method=name) if way in one), default=None) for name in SHOWN]
+            cells += ["–" if one is None else f"**{one:.1f}**" if one == min(x for x in ms if x) else f"{one:.1f}" for one in ms]
+        lines.append(["causal" if row["causal"] else "none", str(row["ranks"]), f"{row['N']:,}", str(row["Hkv"]), *cells])
+    return Table("ring_rivals", ["mask", "GPUs", "N", "key heads", "forward: ring", "all keys", "heads", "both: ring", "all keys",
+                                 "heads"], lines, PAGE, f"Milliseconds, medians on {machine}; the least in bold.")
 
 
 def tokens(N: int) -> str:

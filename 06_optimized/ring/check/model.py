@@ -10,9 +10,9 @@ products are slower as long as it travels:
 
     step's time = begun + max(compute + slowed * m / bandwidth, m / bandwidth)                                     (1)
 
-The bandwidth comes from the recorded timelines: the last move of dK and dV has the GPU to itself. The other two numbers
-are fitted to the causal rows with 16 key heads and 4,096 tokens or more, so that errors count in percent. With fewer, the
-host is a part of what was measured.
+The bandwidth comes from the recorded timelines: the last move of dK and dV has the GPU to itself, but for the rounding of
+dQ. The other two numbers are fitted to the causal rows with 16 key heads and 4,096 tokens or more, so that errors count in
+percent. With fewer, the host is a part of what was measured.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class Model:
         first, step = (both - one for both, one in zip(self.at(n, kind, BOTH), (first, step)))
         sent = [WIDTH * keys * (s + 1 < P) + SUM * keys * (s > 0) for s in range(P)]
         total += self.steps([first] + [step] * (P - 1), sent, link)
-        return total + self.steps([0.0], [WIDTH * keys * (P > 1)], link)  # home, with nothing to compute
+        return total + self.steps([0.0], [WIDTH * keys * (P > 1)], link)  # home, with hardly anything to compute
 
     def steps(self, computed: Sequence[float], sent: Sequence[float], link: Link) -> float:
         total = 0.0

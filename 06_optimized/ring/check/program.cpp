@@ -205,12 +205,12 @@ struct Pass {
   bool backward;
 };
 
-// What all ranks took, round by round, in milliseconds: the slowest's time.
 double median_of(std::vector<double> all) {
   std::sort(all.begin(), all.end());
   const std::size_t n = all.size();
   return n ? (all[n / 2] + all[(n - 1) / 2]) / 2 : 0;
 }
+// What all ranks took, round by round, in milliseconds.
 struct Rounds {
   std::vector<double> ms;                     // of the slowest rank
   std::vector<std::vector<double>> of_ranks;  // [round][rank]
@@ -606,7 +606,8 @@ class Measured {
 const char* const meaning =
     "ms: of each round the slowest rank's mean time of calls_a_round calls, and of the rounds the "
     "median; share_ms: the plain kernel on a rank's own pairs of blocks, without messages and "
-    "merges; silent_ms: the method without its messages; of_ranks: each rank's median; whole_ms: "
+    "merges, the slowest rank's as well; silent_ms: the method without its messages; of_ranks: "
+    "each rank's median; whole_ms: "
     "the plain kernel on the whole "
     "problem on rank 0 alone; efficiency_share = share_ms / ms; efficiency_whole = whole_ms / "
     "ranks / ms; bytes_used_on_gpu: by all, as the driver says after the first call";

@@ -125,7 +125,7 @@ class Recorded(unittest.TestCase):
         except ImportError as error:  # matplotlib draws them, and may be missing
             self.skipTest(str(error))
         items = {item.name: item for item in charts.charts()}
-        self.assertEqual(set(items), {"ring_lost", "ring", "ring_memory", "ring_model", "ring_many"})
+        self.assertEqual(set(items), {"ring_lost", "ring", "ring_rivals", "ring_memory", "ring_model", "ring_many"})
         self.assertIn("not measured", items["ring_many"].title)
         rows = {tuple(row[:4]): row for row in items["ring"].rows}
         self.assertEqual(len(rows), len(items["ring"].rows), "rows alone are not the ring's")

@@ -140,7 +140,7 @@ def timeline(N: int = 32768) -> str:
         "timeline",
         f"Two GPUs, {N:,} tokens: when each computes, and when messages are under way",
         "For each of two ranks two rows: what it computes, step by step, and the messages of these steps. Messages are short"
-        " and lie under the products, except for the last move of dK and dV, during which nothing is computed. Rank 1"
+        " and lie under the products, except for the last move of dK and dV, during which only dQ is rounded. Rank 1"
         " is the faster one and waits there for rank 0.",
         f"Two H200, {N:,} tokens, causal: one forward and backward",
         344,
