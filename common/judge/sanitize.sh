@@ -22,7 +22,7 @@ follows_mbarriers=no
 filter='*.Heads:*.Layouts:*.MaskedRows:*.KeyLengths:*.ClampedLengths:*.BackwardLayouts'
 filter="$filter:*.BackwardKeyLengths:*.BackwardScale:*.BackwardEmpty:Gpu.DeltaIsTheRowSum"
 failed=0 runs=0 skipped=0
-for tests in "$build"/0?_*/stage0?_on_gpu_tests; do
+for tests in "$build"/0?_*/stage0?_on_gpu_tests "$build"/06_*/stage06_ring_half_on_gpu_tests; do
   [ -x "$tests" ] || continue
   name=$(basename "$tests")
   stage=$(printf '%s' "$name" | cut -c6-7)
@@ -33,6 +33,9 @@ for tests in "$build"/0?_*/stage0?_on_gpu_tests; do
     list='*.Heads:*.MaskedRows:fa2.Layouts:fa2.KeyLengths:hopper.Layouts:hopper.KeyLengths'
     list="$list:GpuBackward.EveryRungOnRaggedTiles:backward_swizzle.BackwardKeyLengths"
     list="$list:backward_two_kernels.BackwardKeyLengths:backward_hopper.BackwardKeyLengths"
+    # The walks: each kernel on a few tiles; and the ring's passes over rows, by ranks that share the GPU.
+    list="$list:decode.Tiles:masks.Tiles:scores.Tiles:scores.TilesOfGradients:packed.Tiles:packed.Gradients"
+    list="$list:dropout.Tiles:weights.Tiles:masks.HopperByName:packed.HopperForward:packed.HopperBackward:OnOneGpu.*"
   }
   for tool in memcheck racecheck initcheck synccheck; do
     if [ "$stage-$tool-$follows_mbarriers" = 06-racecheck-no ]; then

@@ -10,8 +10,9 @@
 // How tiles lie and come is the backward's (2_swizzle.cuh), for the owners of dQ, dK and dV want
 // the same.
 //
-// A soft cap costs most: tanhf is some twenty instructions for each score. ALiBi costs two; behind
-// a causal mask less than one, and before the product.
+// A bias costs most: it is read from memory. Of the arithmetic a soft cap costs most: tanhf is some
+// twenty instructions for each score. ALiBi costs two; behind a causal mask less than one, and
+// before the product.
 #include <type_traits>
 
 #include "06_optimized/beyond/scores/change.cuh"
