@@ -21,7 +21,7 @@ USAGE = "usage: ./learn ring --gpus N [--cpu] [options of the program; --help li
 
 VALUED = {"--alone", "--length", "--heads", "--key-heads", "--head-dim", "--type", "--masks", "--kind", "--rounds", "--seconds",
           "--json", "--timeline", "--timeout"}
-FLAGS = {"--causal", "--contiguous", "--backward", "--check", "--no-whole", "--sockets"}
+FLAGS = {"--causal", "--contiguous", "--backward", "--deterministic", "--check", "--no-whole", "--sockets"}
 
 
 def free_port() -> int:

@@ -20,6 +20,7 @@ const char* const usage =
   --kind K,...         ring, gather, heads (ring)
   --contiguous         a rank's rows are one block; else zigzag, two
   --backward           also forward and backward together
+  --deterministic      a backward with the same bits in every run; else the fastest
   --check              compares the result with the plain kernel's on the whole, at rank 0
   --rounds N           (5); 0 times nothing
   --seconds S          begins no further problem after that time
@@ -110,6 +111,8 @@ Asked asked(const std::vector<std::string>& words, const std::vector<std::string
       for (const std::string& text : split(value())) a.methods.push_back(method(text));
     } else if (option == "--contiguous") {
       a.contiguous = true;
+    } else if (option == "--deterministic") {
+      a.deterministic = true;
     } else if (option == "--backward") {
       a.backward = true;
     } else if (option == "--check") {
@@ -158,10 +161,10 @@ std::string Asked::text() const {
   text << "--head-dim " << d << "\n--type " << type << '\n';
   list("--masks", causal, [](bool x) { return x ? "causal" : "none"; });
   list("--kind", methods, [](Method x) { return name(x); });
-  text << "--contiguous " << contiguous << "\n--backward " << backward << "\n--check " << check
-       << "\n--alone " << alone << "\n--no-whole " << !whole << "\n--rounds " << rounds
-       << "\n--seconds " << seconds << "\n--sockets " << sockets << "\n--timeline "
-       << !timeline.empty() << '\n';
+  text << "--contiguous " << contiguous << "\n--backward " << backward << "\n--deterministic "
+       << deterministic << "\n--check " << check << "\n--alone " << alone << "\n--no-whole "
+       << !whole << "\n--rounds " << rounds << "\n--seconds " << seconds << "\n--sockets "
+       << sockets << "\n--timeline " << !timeline.empty() << '\n';
   return text.str();
 }
 

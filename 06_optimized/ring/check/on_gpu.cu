@@ -118,7 +118,9 @@ class Gpu : public Machine<T> {
   Gpu& operator=(const Gpu&) = delete;
 
   Communicator& comm() override { return *comm_; }
-  std::unique_ptr<Engine<T>> engine() override { return gpu_engine<T>(stream_); }
+  std::unique_ptr<Engine<T>> engine(bool deterministic) override {
+    return gpu_engine<T>(stream_, deterministic);
+  }
   std::string name() const override { return current_gpu(); }
   std::string carriers() const override {
 #ifndef FA_EMULATED

@@ -50,7 +50,7 @@ class Host : public Machine<T> {
  public:
   explicit Host(Assembly& assembly) : comm_(over_sockets(assembly)) {}
   Communicator& comm() override { return comm_; }
-  std::unique_ptr<Engine<T>> engine() override { return cpu_engine<T>(); }
+  std::unique_ptr<Engine<T>> engine(bool) override { return cpu_engine<T>(); }
   std::string name() const override { return bench::cpu_model(); }
   std::string carriers() const override { return "sockets"; }
 

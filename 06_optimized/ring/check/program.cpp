@@ -261,7 +261,7 @@ class Measured {
         options_{method, asked.contiguous ? Order::contiguous : Order::zigzag},
         silent_(machine.comm().rank(), asked.alone ? asked.alone : machine.comm().size()),
         comm_(asked.alone ? silent_ : machine.comm()),
-        engine_(machine.engine()),
+        engine_(machine.engine(asked.deterministic)),
         t_(machine, p, rows(p.Nq), rows(p.Nk), asked.backward) {
     t_.draw(machine, blocks(p.Nq), blocks(p.Nk));
     machine.finish("its tensors");

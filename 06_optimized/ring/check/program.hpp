@@ -22,7 +22,8 @@ class Machine {
  public:
   virtual ~Machine() = default;
   virtual Communicator& comm() = 0;
-  virtual std::unique_ptr<Engine<T>> engine() = 0;
+  // deterministic: the same bits in every run, where that is not so anyway
+  virtual std::unique_ptr<Engine<T>> engine(bool deterministic) = 0;
   virtual std::string name() const = 0;      // of the GPU, or of the processor
   virtual std::string carriers() const = 0;  // what carries messages
 
@@ -70,8 +71,8 @@ struct Asked {
   std::vector<Method> methods{Method::ring};
   std::vector<bool> causal{false};
   std::string type;  // as the machine's first one
-  bool contiguous = false, backward = false, check = false, whole = true, sockets = false,
-       help = false;
+  bool contiguous = false, backward = false, deterministic = false, check = false, whole = true,
+       sockets = false, help = false;
   int rounds = 5, alone = 0, timeout_ms = 20000;
   double seconds = 0;  // begins no further problem after that; 0: all of them
   std::string json, timeline;
