@@ -7,9 +7,9 @@
 //   Q, K, V full    groups       the loader, with the bytes                1
 //   Q free          loader       a lane of each warp, once Q is read       4 a group
 //   K, V free       loader       a thread of each group                    1 a group
-//   O left          loader       a lane of each warp, where O leaves       4 a group
-//                                through V's buffers
-//   turn, own and carried are numbered barriers, see there
+//   O left          loader       a lane of each warp, if O goes through V  4 a group
+//   turn            a group      the group before, once it has issued      256 threads
+//   own, carried    the same     a group's threads; the loader's           128 threads
 // A step    group 1   S P V | softmax         | S P V | softmax         |
 //           group 2          | S P V | softmax         | S P V | ...
 //           S of block j and O += P V of the block before are issued together, in turns.
@@ -177,7 +177,7 @@ __device__ void compute(Shared<Tiles, T>& shared, const ForwardMaps& maps, const
       multiply_transposed<T, D, Br, Bc>(S, Qi, shared.K[kv.at]);
       wgmma_commit();
       wait(&shared.V_full[before.at], before.phase);
-      wgmma_fence();  // again, behind a wait: else ptxas orders all products (C7519)
+      wgmma_fence();  // again, behind a wait: else ptxas puts one in and says so (C7519)
       multiply_add<T, Bc>(O, P, shared.V[before.at]);
       wgmma_commit();
       next_turn();

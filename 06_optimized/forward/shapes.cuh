@@ -26,7 +26,7 @@ struct D64 : Tiles<64, 3, 128> {
   static constexpr Through O = Through::own;
   static constexpr Branch branch = Branch::none;
 };
-// A short sequence has few tiles; smaller ones fill the SMs.
+// With a mask, Nk <= 1024: at 1024 three groups have 0.96 of its speed (docs/tuning.md).
 struct D64Short : Tiles<64, 2, 128> {
   static constexpr int Q_buffers = 2;
   static constexpr Through O = Through::own;
@@ -48,7 +48,7 @@ struct D256 : Tiles<256, 2, 80> {
   static constexpr Through O = Through::V;
   static constexpr Branch branch = Branch::after_weights;
 };
-// Without TMA (carry.cuh).
+// Without TMA (bring.cuh).
 template <int D>
 struct Carried : Tiles<D, 2, 64> {
   static constexpr int Q_buffers = 1;

@@ -93,10 +93,10 @@ __device__ void weights(float (&S)[n], float c, const float (&mc)[2], const floa
 
 // ---- Rungs 12 to 14: row by row ----
 
-// In which order all this is done is up to ptxas. It takes both maxima first, and nothing else can
-// run beside them. But it moves nothing over a branch, even over one that is never taken: no factor
-// alpha is negative, which ptxas does not know. With such a branch after the first maximum, the
-// second is taken between the exponentials of the first row.
+// In which order all this is done is up to ptxas. In rung 11 it takes both maxima first, and no
+// exponential runs beside them. But it moves nothing over a branch, even over one that is never
+// taken: no factor alpha is negative, which ptxas does not know. With such a branch after the first
+// maximum, the second is taken between the exponentials of the first row.
 enum class Branch {
   none,
   after_first_maximum,

@@ -204,7 +204,7 @@ __device__ void compute(Shared<Tiles, T>& shared, const ForwardMaps& maps, const
       multiply_transposed<T, D, Br, Bc>(S, Qi, shared.K[kv.at]);
       wgmma_commit();
       wait(&shared.V_full[before.at], before.phase);
-      wgmma_fence();  // again, behind a wait: else ptxas orders all products (C7519)
+      wgmma_fence();  // again, behind a wait: else ptxas puts one in and says so (C7519)
       multiply_add<T, Bc>(O, P, shared.V[before.at]);
       wgmma_commit();
       next_turn();
