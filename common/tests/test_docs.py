@@ -73,6 +73,15 @@ def large_steps(ladder: Path) -> Iterator[str]:
                 for file in sorted(ladder.glob("*.cu")) if file.name not in told)
 
 
+def long_kernels(stage: Path) -> Iterator[str]:
+    """Of 06's ladders: a rung is read in one go, a kernel of the whole contract with its overview."""
+    for file in sorted([*stage.glob("forward/*.cu*"), *stage.glob("backward/*.cu*")]):
+        limit = 250 if file.name[0].isdigit() or file.suffix == ".cuh" else 330 if file.parent.name == "backward" else 300
+        count = len(file.read_text(encoding="utf-8").splitlines())
+        if count > limit:
+            yield f"{file.relative_to(ROOT)}: {count} lines, more than {limit}"
+
+
 def words(chapter: str) -> int:
     """Of running text: no tables, code and marks, nor what unfolds on demand, as hints and answers do."""
     text = re.sub(r"```.*?```|^\|[^\n]*$|<!--.*?-->", "", chapter, flags=re.DOTALL | re.M)
@@ -85,6 +94,7 @@ def words(chapter: str) -> int:
 def main() -> int:
     problems = [problem for page in pages() for problem in broken_links(page)] + long_lines() + stale_pictures()
     problems += large_steps(ROOT / "04_cuda_forward" / "ladder")
+    problems += long_kernels(ROOT / "06_optimized")
     for cmake in sorted(ROOT.glob("0?_*/CMakeLists.txt")):
         stage = cmake.parent
         for tool, *args in (("practice/marks.py", stage), ("judge/mutants.py", stage / "check" / "mutants.txt", stage)):
@@ -92,9 +102,11 @@ def main() -> int:
             if check.returncode:
                 problems.append(check.stderr.strip())
         rungs = [(page, 500) for page in sorted((stage / "ladder").glob("*.md"))]
-        rungs += [(page, 900) for page in sorted(stage.glob("beyond/*/README.md"))]
+        rungs += [(page, 600) for page in sorted(stage.glob("*ward/[0-9]*.md"))]
+        rungs += [(page, 900) for page in [*sorted(stage.glob("beyond/*/README.md")), *sorted(stage.glob("*ward/hopper.md"))]]
+        rungs += [(page, 2500) for page in sorted(stage.glob("backward/README.md"))]
         rungs += [(page, 1500) for page in sorted(stage.glob("ring/README.md"))]
-        long = [(stage / "README.md", 3000), (stage / "ptx" / "on_cpu" / "README.md", 3000)]
+        long = [(stage / "README.md", 2500 if stage.name.startswith("06") else 3000), (stage / "ptx" / "on_cpu" / "README.md", 3000)]
         for page, limit in (*long, (stage / "warmup" / "README.md", 2000), *rungs):
             count = words(page.read_text(encoding="utf-8")) if page.is_file() else 0
             if count > limit:
