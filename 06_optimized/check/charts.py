@@ -67,7 +67,7 @@ PEERS = {"cudnn": "cuDNN", "fa2": "FlashAttention-2, PyTorch", "fa3": FA3}
 PEERS_DETERMINISTIC = {"fa3_deterministic": f"{FA3}, the same bits"}  # in tables only
 RESULTS = Path(__file__).resolve().parents[1] / "results"
 KERNELS = RESULTS / "kernels.json"
-TIMELINE = RESULTS / "timeline.json"
+TIMELINE, TIMELINE_BACKWARD = RESULTS / "timeline.json", RESULTS / "timeline_backward.json"
 # Cycles of a step of 128 queries and 128 keys on an SM, d = 128: if all overlaps 2048, if nothing does 3072.
 PREDICTED = {"wgmma": "2048 – 3072", "ring": "2048 – 3072", "specialised": "2048 – 3072"}
 # What ab.py measured, and which of its tables is on which page; of two files that have a table the first counts.
@@ -95,6 +95,8 @@ def charts(r: Results) -> list[Chart | Table]:
     items += [item for p in (FORWARD, BACKWARD) if (item := machines(r, p))]
     if TIMELINE.is_file():
         items.append(cycles())
+    if TIMELINE_BACKWARD.is_file():
+        items.append(cycles_backward())
     if KERNELS.is_file():
         items.append(ptxas())
     for name in VARIANTS:
@@ -357,6 +359,28 @@ def cycles() -> Table:
     return Table("cycles", ["rung", "Q Kᵀ", "P V", "softmax", "step: predicted", "measured", "clock, GHz", "TFLOP/s"],
                  lines, "README.md", f"Cycles on {data['device']}, {data['setting']} (`results/timeline.json`). Parts are "
                  "from the request until somebody has waited; the clock is what step and time imply, if all SMs are busy.")
+
+
+def cycles_backward() -> Table:
+    """Of the parts of a step, as stamped in the first group of a block."""
+    data = json.loads(TIMELINE_BACKWARD.read_text(encoding="utf-8"))
+    bars = timeline.BACKWARD.bars[:8]  # the last one is another thread's
+    # 64 queries and 64 keys a group: 256 cycles of the tensor cores a product. Both groups: 5 products; 3200 of shared memory.
+    lines = [["counted", "256", "256", "256 or more", "256", "–", "256", "256", "–", "3200 or more", "–", "–", "–"]]
+    for name, rung in data["rungs"].items():
+        stamps = timeline.stamps_of(rung)
+        parts = [median_of([end - begin for begin, end in timeline.spans(stamps, 0, bar)]) for bar in bars]
+        asked = [begin for begin, _ in timeline.spans(stamps, 0, bars[0])]
+        step = median_of([after - before for before, after in zip(asked, asked[1:])])
+        clock = step * 64 * 32 * 64 / 132 / rung["ms_with_stamps"] / 1e6  # 64 heads of 32 tiles of keys, 64 steps each
+        flops = 10 * 64 * 4096 * 4096 * 128 / rung["ms"] / 1e9
+        lines.append([timeline.BACKWARD.rungs[name].title, *(f"{part:.0f}" for part in parts), "3200", f"{step:.0f}",
+                      f"{clock:.2f}", f"{flops:.0f}"])
+    return Table("cycles_backward", ["rung", "S", "dP", "P", "dV", "dS", "dQ", "dK", "dQ into its buffer", "step: predicted",
+                                     "measured", "clock, GHz", "TFLOP/s"], lines, BACKWARD.page,
+                 f"Cycles on {data['device']}, {data['setting']} (`results/timeline_backward.json`); a step has 64 queries and "
+                 "128 keys. Parts are from the request, or from what they wait for, until somebody has waited; the clock is "
+                 "what step and time imply, if all SMs are busy.")
 
 
 def median_of(some: Sequence[float]) -> float:
