@@ -8,7 +8,9 @@ holds; a step has half as many heads), and are timed once a round, in an order d
 block of launches back to back, about 5 ms between two CUDA events. Two ways, since a GPU lowers its clock under load:
 hot, block after block; and cool, with an idle gap before each. The clock follows the load late, so that a hot block
 runs at the clock that others have left behind (--turns 1 shows how much that is): a hot round is the mean of five
-turns, in five orders. A row's roof is the matrix product of its own round.
+turns, in five orders. A third way takes longer, and is there if asked for: sustained, where each kernel runs by itself
+for half a second before its block, at the clock that it leaves to itself. A row's roof is the matrix product of its own
+round.
 
 What the host does at a launch (checks, tensor maps, PyTorch's dispatch and its graph) is hidden by the queue, for ours
 and the peers alike: the host runs ahead of the GPU, and an untimed launch covers the first of a block. That holds while
@@ -92,7 +94,7 @@ def rounds_of(runners: Sequence[Runner], chip: str, options: argparse.Namespace)
             if chip == "cool":
                 torch.cuda.synchronize()
                 time.sleep(1e-3 * options.gap)
-            r.launch(1)
+            r.launch(1 if chip != "sustained" else round(counts[r.name] * options.sustain / options.block))
             pair = timed(r.launch, counts[r.name])
             if turn >= 0:
                 taken[r.name].append(pair)
@@ -235,7 +237,8 @@ def describe(library: Library, fa3: FlashAttention3 | None, options: argparse.Na
         "clocks_before": gpu_state("clocks.sm,temperature.gpu,power.draw"), "seed": str(options.seed),
         "method": f"{options.rounds} rounds after {options.burn_in}, blocks of {options.block:g} ms, order drawn anew, an "
                   f"untimed launch before each block; hot: a round is the mean of {options.turns} turns; "
-                  f"cool: {options.gap:g} ms idle before each block; launches queued"}
+                  f"cool: {options.gap:g} ms idle before each block; sustained: {options.sustain:g} ms by itself before "
+                  "each block; launches queued"}
 
 
 # ---------------------------------------------------------------- what is asked for
@@ -273,13 +276,14 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
                              "backward)")
     parser.add_argument("--pass", dest="passes", type=words(*PASSES), default=list(PASSES),
                         metavar="forward,backward,step", help="the settings of a step are its own")
-    parser.add_argument("--chip", type=words("hot", "cool"), default=["hot", "cool"], metavar="hot,cool")
+    parser.add_argument("--chip", type=words("hot", "cool", "sustained"), default=["hot", "cool"], metavar="hot,cool,...")
     parser.add_argument("--dtype", choices=sorted(DTYPE), default="bf16")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--turns", type=int, default=5, help="of a hot round, which is their mean")
     parser.add_argument("--burn-in", type=int, default=1, help="rounds that are not kept")
     parser.add_argument("--block", type=float, default=5, help="milliseconds of launches per timing")
     parser.add_argument("--gap", type=float, default=25, help="idle milliseconds before a cool block")
+    parser.add_argument("--sustain", type=float, default=500, help="milliseconds by itself before a sustained block")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--fa3", type=Path, help="FlashAttention-3, by fa3/build.py (default: build/fa3/libfa3.so if it "
                         "is there)")
