@@ -1,7 +1,7 @@
 // What happens around every kernel of the backward: before it, two numbers for each row of queries;
 // after it, where dQ was added up in fp32, the rounding.
-#include "06_optimized/backward.hpp"
-#include "06_optimized/optimized.hpp"
+#include "06_optimized/backward/backward.hpp"
+#include "06_optimized/forward/forward.hpp"
 #include "06_optimized/ptx/mma.cuh"
 
 namespace fa::optimized {

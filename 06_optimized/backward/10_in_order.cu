@@ -17,7 +17,7 @@
 // Measured: 553 TFLOP/s after 609; with a causal mask 516 after 571.
 #include <cfloat>
 
-#include "06_optimized/backward.hpp"
+#include "06_optimized/backward/backward.hpp"
 #include "06_optimized/backward/bring.cuh"
 #include "06_optimized/backward/steps.cuh"
 #include "06_optimized/ptx/add.cuh"

@@ -1,7 +1,7 @@
 // What both kernels of rung 1 are made of: tiles that come, gradients that leave, and the products
 // of fragments in between.
 #pragma once
-#include "06_optimized/backward.hpp"
+#include "06_optimized/backward/backward.hpp"
 #include "06_optimized/ptx/mma.cuh"
 
 namespace fa::optimized::mma_backward {

@@ -2,8 +2,8 @@
 #pragma once
 #include <type_traits>
 
-#include "06_optimized/backward.hpp"
-#include "06_optimized/optimized.hpp"
+#include "06_optimized/backward/backward.hpp"
+#include "06_optimized/forward/forward.hpp"
 #include "06_optimized/ptx/fragments.hpp"
 #include "06_optimized/ptx/mma.cuh"
 #include "common/core/cp_async.cuh"

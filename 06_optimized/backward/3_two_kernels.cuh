@@ -1,7 +1,7 @@
 // What the files of rung 3 share: the order of tiles, P and dS, tiles that come and go, and the
 // part of the owner of keys that does not depend on d.
 #pragma once
-#include "06_optimized/backward.hpp"
+#include "06_optimized/backward/backward.hpp"
 #include "06_optimized/backward/steps.cuh"
 #include "06_optimized/ptx/mma.cuh"
 #include "06_optimized/ptx/tma.cuh"

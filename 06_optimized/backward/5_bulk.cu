@@ -12,7 +12,7 @@
 // longer wait for their way; but they still wait, in this step, for everything else.
 //
 // Measured: 563 TFLOP/s after 566; with a causal mask 488 after 502.
-#include "06_optimized/backward.hpp"
+#include "06_optimized/backward/backward.hpp"
 #include "06_optimized/backward/bring.cuh"
 #include "06_optimized/backward/steps.cuh"
 #include "06_optimized/ptx/mma.cuh"

@@ -15,7 +15,7 @@
 // Measured: 609 TFLOP/s after 617; with a causal mask 571 after 565.
 #include <cfloat>
 
-#include "06_optimized/backward.hpp"
+#include "06_optimized/backward/backward.hpp"
 #include "06_optimized/backward/bring.cuh"
 #include "06_optimized/backward/steps.cuh"
 #include "06_optimized/ptx/mma.cuh"

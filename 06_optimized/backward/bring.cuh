@@ -5,8 +5,8 @@
 #pragma once
 #include <cstdint>
 
-#include "06_optimized/backward.hpp"
-#include "06_optimized/optimized.hpp"
+#include "06_optimized/backward/backward.hpp"
+#include "06_optimized/forward/forward.hpp"
 #include "06_optimized/order.cuh"
 #include "06_optimized/ptx/barrier.cuh"
 #include "06_optimized/ptx/tma.cuh"

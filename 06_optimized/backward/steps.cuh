@@ -10,7 +10,7 @@
 // order a step issues its products.
 #pragma once
 #include "06_optimized/backward/bring.cuh"
-#include "06_optimized/optimized.hpp"
+#include "06_optimized/forward/forward.hpp"
 #include "06_optimized/ptx/mma.cuh"
 #include "06_optimized/ptx/tma.cuh"
 

@@ -7,8 +7,8 @@
 
 #include "04_cuda_forward/cuda_forward.hpp"
 #include "05_cuda_backward/cuda_backward.hpp"
-#include "06_optimized/backward.hpp"
-#include "06_optimized/optimized.hpp"
+#include "06_optimized/backward/backward.hpp"
+#include "06_optimized/forward/forward.hpp"
 #include "common/measure/gpu_bench.hpp"
 
 namespace {

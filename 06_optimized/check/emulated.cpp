@@ -9,8 +9,8 @@
 #include <random>
 #include <vector>
 
-#include "06_optimized/backward.hpp"
-#include "06_optimized/optimized.hpp"
+#include "06_optimized/backward/backward.hpp"
+#include "06_optimized/forward/forward.hpp"
 #include "06_optimized/ptx/on_cpu/half.hpp"
 
 namespace {

@@ -1,8 +1,8 @@
 // ./learn export 06, backward: 0_around.cu, which every launch needs. Some of its names are also
 // the kernel's, so it has a namespace of its own here.
 #pragma once
-#include "06_optimized/backward.hpp"
-#include "06_optimized/optimized.hpp"
+#include "06_optimized/backward/backward.hpp"
+#include "06_optimized/forward/forward.hpp"
 #include "06_optimized/ptx/mma.cuh"
 
 namespace around {

@@ -2,7 +2,7 @@
 #pragma once
 #include <string>
 
-#include "06_optimized/backward.hpp"
+#include "06_optimized/backward/backward.hpp"
 #include "common/practice/exported.hpp"
 
 namespace fa::optimized {

@@ -1,6 +1,6 @@
 // ./learn export 06, forward: how a launch is called.
 #pragma once
-#include "06_optimized/optimized.hpp"
+#include "06_optimized/forward/forward.hpp"
 #include "common/practice/exported.hpp"
 
 namespace fa::optimized {

@@ -4,8 +4,8 @@
 #include <stdexcept>
 #include <string>
 
-#include "06_optimized/backward.hpp"
-#include "06_optimized/optimized.hpp"
+#include "06_optimized/backward/backward.hpp"
+#include "06_optimized/forward/forward.hpp"
 
 namespace {
 

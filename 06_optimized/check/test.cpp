@@ -7,7 +7,7 @@
 
 #include "04_cuda_forward/cuda_forward.hpp"
 #include "06_optimized/check/testing.hpp"
-#include "06_optimized/optimized.hpp"
+#include "06_optimized/forward/forward.hpp"
 #include "common/judge/cases.hpp"
 #include "common/judge/conformance.hpp"
 #include "common/judge/gpu.hpp"

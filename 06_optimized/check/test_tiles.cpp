@@ -8,9 +8,9 @@
 #include <string>
 #include <vector>
 
-#include "06_optimized/backward.hpp"
+#include "06_optimized/backward/backward.hpp"
 #include "06_optimized/check/testing.hpp"
-#include "06_optimized/optimized.hpp"
+#include "06_optimized/forward/forward.hpp"
 #include "common/judge/cases.hpp"
 #include "common/judge/gpu.hpp"
 #include "common/judge/gpu_test.hpp"

@@ -5,8 +5,8 @@
 #include <string>
 #include <string_view>
 
-#include "06_optimized/backward.hpp"
-#include "06_optimized/optimized.hpp"
+#include "06_optimized/backward/backward.hpp"
+#include "06_optimized/forward/forward.hpp"
 #include "common/emulator/xray.hpp"
 
 namespace fa::optimized {

@@ -1,7 +1,7 @@
 // Part of check/xray.cpp: what a file's launches want of other files, and nobody looks at. Linked
 // behind it, so that what that file has itself is taken from there.
-#include "06_optimized/backward.hpp"
-#include "06_optimized/optimized.hpp"
+#include "06_optimized/backward/backward.hpp"
+#include "06_optimized/forward/forward.hpp"
 
 namespace fa::optimized {
 

@@ -12,8 +12,8 @@
 //
 // Measured: 679 TFLOP/s after 651 (round by round 4 % more), cool 693 after 681; in
 // the last kernel 7 %.
+#include "06_optimized/forward/forward.hpp"
 #include "06_optimized/forward/softmax.cuh"
-#include "06_optimized/optimized.hpp"
 #include "06_optimized/ptx/tma.cuh"
 #include "06_optimized/ptx/wgmma.cuh"
 

@@ -14,8 +14,8 @@
 //
 // Measured: 48 TFLOP/s after 46, cool 51 after 49. Little gained yet: shared memory is the limit,
 // not the copies.
+#include "06_optimized/forward/forward.hpp"
 #include "06_optimized/forward/rows.cuh"
-#include "06_optimized/optimized.hpp"
 #include "06_optimized/ptx/mma.cuh"
 #include "common/core/cp_async.cuh"
 

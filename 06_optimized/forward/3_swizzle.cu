@@ -14,8 +14,8 @@
 // instructions, for V an eighth. It is the largest step of the mma.sync rungs.
 //
 // Measured: 242 TFLOP/s after 48.
+#include "06_optimized/forward/forward.hpp"
 #include "06_optimized/forward/rows.cuh"
-#include "06_optimized/optimized.hpp"
 #include "06_optimized/ptx/fragments.hpp"
 #include "06_optimized/ptx/mma.cuh"
 #include "common/core/cp_async.cuh"

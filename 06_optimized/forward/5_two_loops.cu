@@ -16,8 +16,8 @@
 // Measured: 324 TFLOP/s after 271; with a causal mask 317 after 219.
 #include <type_traits>
 
+#include "06_optimized/forward/forward.hpp"
 #include "06_optimized/forward/rows.cuh"
-#include "06_optimized/optimized.hpp"
 #include "06_optimized/order.cuh"
 #include "06_optimized/ptx/fragments.hpp"
 #include "06_optimized/ptx/mma.cuh"

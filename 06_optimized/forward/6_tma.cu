@@ -12,8 +12,8 @@
 // products as in rung 5, and nothing but a second block on the SM hides the copies.
 //
 // Measured: 323 TFLOP/s after 341 of fa2. A loss: see the page.
+#include "06_optimized/forward/forward.hpp"
 #include "06_optimized/forward/softmax.cuh"
-#include "06_optimized/optimized.hpp"
 #include "06_optimized/ptx/fragments.hpp"
 #include "06_optimized/ptx/mma.cuh"
 #include "06_optimized/ptx/tma.cuh"

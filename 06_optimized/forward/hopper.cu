@@ -18,9 +18,9 @@
 #include <algorithm>
 
 #include "06_optimized/forward/bring.cuh"
+#include "06_optimized/forward/forward.hpp"
 #include "06_optimized/forward/shapes.cuh"
 #include "06_optimized/forward/softmax.cuh"
-#include "06_optimized/optimized.hpp"
 #include "06_optimized/order.cuh"
 #include "06_optimized/ptx/tma.cuh"
 #include "06_optimized/ptx/wgmma.cuh"

@@ -1,7 +1,7 @@
 // The sizes of hopper's tiles, and what a block of threads has to do for one of them.
 #pragma once
+#include "06_optimized/forward/forward.hpp"
 #include "06_optimized/forward/softmax.cuh"
-#include "06_optimized/optimized.hpp"
 #include "06_optimized/order.cuh"
 #include "common/core/problem.hpp"
 

@@ -9,7 +9,7 @@
 #include <type_traits>
 #include <vector>
 
-#include "06_optimized/backward.hpp"
+#include "06_optimized/backward/backward.hpp"
 #include "common/core/check.hpp"
 
 namespace fa::ring {

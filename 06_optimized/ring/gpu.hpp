@@ -2,7 +2,7 @@
 #pragma once
 #include <memory>
 
-#include "06_optimized/optimized.hpp"
+#include "06_optimized/forward/forward.hpp"
 #include "06_optimized/ring/ring.hpp"
 
 namespace fa::ring {

@@ -42,8 +42,8 @@
 #include "04_cuda_forward/cuda_forward.hpp"
 #endif
 #if FA_TORCH_HAS(6)
-#include "06_optimized/backward.hpp"
-#include "06_optimized/optimized.hpp"
+#include "06_optimized/backward/backward.hpp"
+#include "06_optimized/forward/forward.hpp"
 #endif
 #if FA_TORCH_MINE == -1
 #define FA_TORCH_WALKS

@@ -15,8 +15,8 @@
 //   load        rows by cp.async, or number by number if addresses are no multiples of 16 bytes
 //   fa2_kernel  Q_i; step for step the keys of the part; the warps' O_i together
 #include "06_optimized/beyond/decode/cache.cuh"
+#include "06_optimized/forward/forward.hpp"
 #include "06_optimized/forward/rows.cuh"
-#include "06_optimized/optimized.hpp"
 #include "06_optimized/ptx/fragments.hpp"
 #include "06_optimized/ptx/mma.cuh"
 #include "common/core/cp_async.cuh"

@@ -3,9 +3,9 @@
 #include <string>
 #include <type_traits>
 
-#include "06_optimized/backward.hpp"
+#include "06_optimized/backward/backward.hpp"
 #include "06_optimized/beyond/masks/reach.hpp"
-#include "06_optimized/optimized.hpp"
+#include "06_optimized/forward/forward.hpp"
 #include "common/core/check.hpp"
 
 namespace fa::masks {

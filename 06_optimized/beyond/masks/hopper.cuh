@@ -7,7 +7,7 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "06_optimized/backward.hpp"
+#include "06_optimized/backward/backward.hpp"
 #include "06_optimized/beyond/masks/reach.hpp"
 #include "06_optimized/order.cuh"
 

@@ -10,7 +10,7 @@
 //   launch                D and what else a row has, the kernel, dQ rounded
 #include <cfloat>
 
-#include "06_optimized/backward.hpp"
+#include "06_optimized/backward/backward.hpp"
 #include "06_optimized/backward/bring.cuh"
 #include "06_optimized/backward/steps.cuh"
 #include "06_optimized/beyond/masks/hopper.cuh"

@@ -23,7 +23,7 @@
 #include "common/core/tensor.hpp"
 
 namespace fa::optimized {
-struct Passed;  // backward.hpp
+struct Passed;  // backward/backward.hpp
 }
 
 namespace fa::masks {

@@ -1,7 +1,7 @@
 // Two numbers for each row of queries, before the kernels of the backward: backward/0_around.cu
 // for sequences of different lengths. A block takes the rows of a tile.
 #include "06_optimized/beyond/packed/sequence.cuh"
-#include "06_optimized/optimized.hpp"
+#include "06_optimized/forward/forward.hpp"
 
 namespace fa::packed {
 namespace {

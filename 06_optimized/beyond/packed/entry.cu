@@ -4,7 +4,7 @@
 #include <type_traits>
 
 #include "06_optimized/beyond/packed/packed.hpp"
-#include "06_optimized/optimized.hpp"
+#include "06_optimized/forward/forward.hpp"
 #include "common/core/check.hpp"
 
 namespace fa::packed {

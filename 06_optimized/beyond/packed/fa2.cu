@@ -9,8 +9,8 @@
 #include <type_traits>
 
 #include "06_optimized/beyond/packed/sequence.cuh"
+#include "06_optimized/forward/forward.hpp"
 #include "06_optimized/forward/rows.cuh"
-#include "06_optimized/optimized.hpp"
 #include "06_optimized/ptx/fragments.hpp"
 #include "06_optimized/ptx/mma.cuh"
 #include "common/core/cp_async.cuh"

@@ -13,9 +13,9 @@
 
 #include "06_optimized/beyond/packed/sequence.cuh"
 #include "06_optimized/forward/bring.cuh"
+#include "06_optimized/forward/forward.hpp"
 #include "06_optimized/forward/shapes.cuh"
 #include "06_optimized/forward/softmax.cuh"
-#include "06_optimized/optimized.hpp"
 #include "06_optimized/ptx/tma.cuh"
 #include "06_optimized/ptx/wgmma.cuh"
 

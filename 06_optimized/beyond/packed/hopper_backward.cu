@@ -13,7 +13,7 @@
 //   launch_hopper         two numbers a row and zeros, the kernel, dQ rounded
 #include <cfloat>
 
-#include "06_optimized/backward.hpp"
+#include "06_optimized/backward/backward.hpp"
 #include "06_optimized/backward/bring.cuh"
 #include "06_optimized/backward/steps.cuh"
 #include "06_optimized/beyond/packed/sequence.cuh"

@@ -16,7 +16,7 @@
 #include <cstdint>
 #include <string>
 
-#include "06_optimized/backward.hpp"
+#include "06_optimized/backward/backward.hpp"
 #include "common/core/cuda.hpp"
 #include "common/core/tensor.hpp"
 

@@ -5,9 +5,9 @@
 #include <string>
 #include <type_traits>
 
-#include "06_optimized/backward.hpp"
+#include "06_optimized/backward/backward.hpp"
 #include "06_optimized/beyond/scores/scores.hpp"
-#include "06_optimized/optimized.hpp"
+#include "06_optimized/forward/forward.hpp"
 #include "common/core/check.hpp"
 
 namespace fa::scores {

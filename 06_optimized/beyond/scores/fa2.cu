@@ -16,8 +16,8 @@
 #include <type_traits>
 
 #include "06_optimized/beyond/scores/change.cuh"
+#include "06_optimized/forward/forward.hpp"
 #include "06_optimized/forward/rows.cuh"
-#include "06_optimized/optimized.hpp"
 #include "06_optimized/order.cuh"
 #include "06_optimized/ptx/fragments.hpp"
 #include "06_optimized/ptx/mma.cuh"

@@ -19,7 +19,7 @@
 #include <cstdint>
 #include <optional>
 
-#include "06_optimized/backward.hpp"
+#include "06_optimized/backward/backward.hpp"
 #include "common/core/cuda.hpp"
 #include "common/core/tensor.hpp"
 

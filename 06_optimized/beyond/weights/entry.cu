@@ -3,7 +3,7 @@
 #include <type_traits>
 
 #include "06_optimized/beyond/weights/weights.hpp"
-#include "06_optimized/optimized.hpp"
+#include "06_optimized/forward/forward.hpp"
 #include "common/core/check.hpp"
 
 namespace fa::weights {

@@ -9,8 +9,8 @@
 //   columns_kernel  Q and K exchanged: K_j stays, Q_i comes, and what was fa2's l, the sum over
 //                   all that comes, is the column's sum
 #include "06_optimized/beyond/weights/list.cuh"
+#include "06_optimized/forward/forward.hpp"
 #include "06_optimized/forward/rows.cuh"
-#include "06_optimized/optimized.hpp"
 #include "06_optimized/ptx/fragments.hpp"
 #include "06_optimized/ptx/mma.cuh"
 #include "common/core/cp_async.cuh"

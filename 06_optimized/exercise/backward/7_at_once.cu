@@ -10,7 +10,7 @@
 // product: 200 cycles of issue, and as much of waiting, of about 4100: 5 to 10 %.
 //
 // Measured: 604 TFLOP/s after 591; with a causal mask 556 after 533.
-#include "06_optimized/backward.hpp"
+#include "06_optimized/backward/backward.hpp"
 #include "06_optimized/backward/bring.cuh"
 #include "06_optimized/backward/steps.cuh"
 #include "06_optimized/ptx/mma.cuh"

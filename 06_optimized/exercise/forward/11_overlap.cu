@@ -11,8 +11,8 @@
 // and O are alive at once, 64 + 32 + 64 of a thread's 240.
 //
 // Measured: 651 TFLOP/s after 649; on a cool chip 681 after 678. Hardly a gain: see the page.
+#include "06_optimized/forward/forward.hpp"
 #include "06_optimized/forward/softmax.cuh"
-#include "06_optimized/optimized.hpp"
 #include "06_optimized/ptx/tma.cuh"
 #include "06_optimized/ptx/wgmma.cuh"
 

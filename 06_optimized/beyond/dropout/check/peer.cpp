@@ -5,9 +5,9 @@
 #include <stdexcept>
 #include <string>
 
-#include "06_optimized/backward.hpp"
+#include "06_optimized/backward/backward.hpp"
 #include "06_optimized/beyond/dropout/dropout.hpp"
-#include "06_optimized/optimized.hpp"
+#include "06_optimized/forward/forward.hpp"
 #include "common/measure/peers/peer.hpp"
 
 // Tensors [B, H, N, d] without gaps; LSE [B, Hq, Nq].

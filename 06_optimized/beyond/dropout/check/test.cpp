@@ -13,11 +13,11 @@
 
 #include "04_cuda_forward/cuda_forward.hpp"
 #include "05_cuda_backward/cuda_backward.hpp"
-#include "06_optimized/backward.hpp"
+#include "06_optimized/backward/backward.hpp"
 #include "06_optimized/beyond/dropout/dropout.hpp"
 #include "06_optimized/beyond/dropout/philox.hpp"
 #include "06_optimized/check/testing.hpp"
-#include "06_optimized/optimized.hpp"
+#include "06_optimized/forward/forward.hpp"
 #include "common/judge/cases.hpp"
 #include "common/judge/gpu.hpp"
 #include "common/judge/gpu_test.hpp"

@@ -4,10 +4,10 @@
 #include <stdexcept>
 #include <string>
 
-#include "06_optimized/backward.hpp"
+#include "06_optimized/backward/backward.hpp"
 #include "06_optimized/beyond/packed/check/peer.hpp"
 #include "06_optimized/beyond/packed/packed.hpp"
-#include "06_optimized/optimized.hpp"
+#include "06_optimized/forward/forward.hpp"
 #include "common/measure/peers/peer.hpp"
 
 namespace {

@@ -16,7 +16,7 @@
 #include "05_cuda_backward/cuda_backward.hpp"
 #include "06_optimized/beyond/packed/packed.hpp"
 #include "06_optimized/check/testing.hpp"
-#include "06_optimized/optimized.hpp"
+#include "06_optimized/forward/forward.hpp"
 #include "common/judge/cases.hpp"
 #include "common/judge/gpu.hpp"
 #include "common/judge/gpu_test.hpp"

@@ -14,10 +14,10 @@
 #include <utility>
 #include <vector>
 
-#include "06_optimized/backward.hpp"
+#include "06_optimized/backward/backward.hpp"
 #include "06_optimized/beyond/scores/scores.hpp"
 #include "06_optimized/check/testing.hpp"
-#include "06_optimized/optimized.hpp"
+#include "06_optimized/forward/forward.hpp"
 #include "common/judge/cases.hpp"
 #include "common/judge/gpu.hpp"
 #include "common/judge/gpu_test.hpp"

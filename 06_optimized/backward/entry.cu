@@ -3,8 +3,8 @@
 #include <iterator>
 #include <type_traits>
 
-#include "06_optimized/backward.hpp"
-#include "06_optimized/optimized.hpp"
+#include "06_optimized/backward/backward.hpp"
+#include "06_optimized/forward/forward.hpp"
 #include "06_optimized/ptx/tma.cuh"
 #include "common/core/check.hpp"
 

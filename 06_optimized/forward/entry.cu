@@ -5,7 +5,7 @@
 #include <sstream>
 #include <type_traits>
 
-#include "06_optimized/optimized.hpp"
+#include "06_optimized/forward/forward.hpp"
 #include "common/core/check.hpp"
 #include "common/core/tuned.hpp"
 
