@@ -1,7 +1,7 @@
 // The engine on a GPU. Attention of two blocks is stage 06's; what is left moves rows from one
 // place to another, and is limited by memory alone. A warp has four rows, and a lane four numbers
 // at a time of each, so that a warp's loads are whole sectors in 16 bits, too. All four rows are
-// asked for before one is used: more bytes are under way. Both passes gained half a percent.
+// asked for before one is used: more bytes are under way.
 #include "06_optimized/ring/gpu.hpp"
 
 #include <cstdint>

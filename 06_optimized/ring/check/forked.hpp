@@ -36,17 +36,28 @@ constexpr milliseconds patience(5000), little(1000);
 // What carries messages: the test says.
 std::unique_ptr<Communicator> carrier(Assembly& assembly);
 
-inline int free_port() {
-  const int door = ::socket(AF_INET, SOCK_STREAM, 0);
-  sockaddr_in here{};
-  here.sin_family = AF_INET;
-  here.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  socklen_t room = sizeof here;
-  EXPECT_EQ(::bind(door, reinterpret_cast<sockaddr*>(&here), room), 0);
-  EXPECT_EQ(::getsockname(door, reinterpret_cast<sockaddr*>(&here), &room), 0);
-  ::close(door);
-  return ntohs(here.sin_port);
-}
+// A socket at a port that nobody has, of this machine alone.
+class Door {
+ public:
+  Door() {
+    at_.sin_family = AF_INET;
+    at_.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    socklen_t room = sizeof at_;
+    EXPECT_EQ(::bind(socket, reinterpret_cast<sockaddr*>(&at_), room), 0);
+    EXPECT_EQ(::getsockname(socket, reinterpret_cast<sockaddr*>(&at_), &room), 0);
+  }
+  ~Door() { ::close(socket); }
+  Door(const Door&) = delete;
+  Door& operator=(const Door&) = delete;
+
+  int port() const { return ntohs(at_.sin_port); }
+  const sockaddr* address() const { return reinterpret_cast<const sockaddr*>(&at_); }
+  const int socket = ::socket(AF_INET, SOCK_STREAM, 0);
+
+ private:
+  sockaddr_in at_{};
+};
+inline int free_port() { return Door().port(); }
 
 // Memory that a process and those that it forks have in common.
 class Common {

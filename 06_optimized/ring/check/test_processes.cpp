@@ -113,22 +113,16 @@ TEST(Lost, NeverComes) {
 // A host that is not there answers nothing at all, and connect() by itself gives up after minutes.
 // So it does where a queue of callers is full.
 TEST(Lost, NobodyAnswers) {
-  const int door = ::socket(AF_INET, SOCK_STREAM, 0);
-  sockaddr_in here{};
-  here.sin_family = AF_INET;
-  here.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  socklen_t size = sizeof here;
-  ASSERT_EQ(::bind(door, reinterpret_cast<sockaddr*>(&here), size), 0);
-  ASSERT_EQ(::getsockname(door, reinterpret_cast<sockaddr*>(&here), &size), 0);
-  ASSERT_EQ(::listen(door, 0), 0);
+  const Door door;
+  ASSERT_EQ(::listen(door.socket, 0), 0);
   std::vector<int> callers;
   for (int k = 0; k < 8; ++k) {
     callers.push_back(::socket(AF_INET, SOCK_STREAM, 0));
     ::fcntl(callers.back(), F_SETFL, O_NONBLOCK);
-    ::connect(callers.back(), reinterpret_cast<sockaddr*>(&here), sizeof here);
+    ::connect(callers.back(), door.address(), sizeof(sockaddr_in));
   }
   Place place;
-  place.rank = 1, place.size = 2, place.port = ntohs(here.sin_port);
+  place.rank = 1, place.size = 2, place.port = door.port();
   const auto began = std::chrono::steady_clock::now();
   std::string words;
   try {
@@ -140,7 +134,6 @@ TEST(Lost, NobodyAnswers) {
   const std::chrono::duration<double> took = std::chrono::steady_clock::now() - began;
   EXPECT_LT(took.count(), 3);
   for (const int caller : callers) ::close(caller);
-  ::close(door);
 }
 
 TEST(Lost, LeavesBeforeTheOthers) {
