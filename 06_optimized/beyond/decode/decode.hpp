@@ -65,14 +65,15 @@ struct Options {
   Scratch scratch = {};  // scratch_bytes() of device memory, aligned to 4
 };
 
-// What a kernel takes at a time, and how many of its blocks an SM of the current GPU holds.
+// What the kernel for this problem takes at a time, and how many of its blocks an SM of the current
+// GPU holds.
 struct Shape {
   int rows, keys, blocks;
 };
 template <class T>
-Shape shape(std::int64_t d);
+Shape shape(const Problem& p);
 template <>
-Shape shape<float>(std::int64_t d);
+Shape shape<float>(const Problem& p);
 
 // How many parts cost least on a GPU of so many SMs. Blocks run in waves of processors * blocks,
 // and a block costs its tiles of keys, so
@@ -102,6 +103,11 @@ template <class T>
 int forward(const Problem& p, const Tensors<T>& t, const Options& options = {});
 
 // ---- what the files of this walk give each other ----------------------------------------------
+
+// Tiles of Br rows that a key head's rows make: the queries of a group.
+inline std::int64_t row_tiles(const Problem& p, int Br) {
+  return p.Hkv == 0 ? 0 : (p.Hq / p.Hkv * p.Nq + Br - 1) / Br;
+}
 
 // O [splits, B, Hq, Nq, d] and L [splits, B, Hq, Nq] of the parts.
 struct Parts {

@@ -17,11 +17,6 @@ constexpr bool is_half = std::is_same_v<T, __half> || std::is_same_v<T, __nv_bfl
 
 std::int64_t tiles_of(std::int64_t n, std::int64_t size) { return (n + size - 1) / size; }
 
-// Of rows of a key head: the queries of a group.
-std::int64_t row_tiles(const Problem& p, const Shape& shape) {
-  return p.Hkv == 0 ? 0 : tiles_of(p.Hq / p.Hkv * p.Nq, shape.rows);
-}
-
 void check_sizes(const Problem& p) {
   require(p.causal == Causal::none, who,
           ": causal must be none; Options::causal says what the last queries of a sequence see");
@@ -78,7 +73,7 @@ template <class T>
 int chosen_splits(const Problem& p, const Options& options) {
   require(options.splits >= 0 && options.splits <= max_splits, who, ": splits must lie in [0, ",
           max_splits, "], got ", options.splits);
-  return options.splits ? options.splits : splits(p, shape<T>(p.d), processors());
+  return options.splits ? options.splits : splits(p, shape<T>(p), processors());
 }
 
 std::size_t bytes_for(const Problem& p, int splits) {
@@ -101,7 +96,7 @@ void check_fa2(const Problem& p) {
 
 int splits(const Problem& p, const Shape& shape, int processors) {
   constexpr std::int64_t extra = 2;  // tiles
-  const std::int64_t tiles = tiles_of(p.Nk, shape.keys), n = p.B * p.Hkv * row_tiles(p, shape),
+  const std::int64_t tiles = tiles_of(p.Nk, shape.keys), n = p.B * p.Hkv * row_tiles(p, shape.rows),
                      at_once = std::int64_t(processors) * shape.blocks;
   std::int64_t best = 1, least = tiles_of(n, at_once) * tiles;
   for (std::int64_t s = 2; s <= std::min<std::int64_t>(tiles, max_splits); ++s) {
@@ -129,7 +124,8 @@ int forward(const Problem& p, const Tensors<T>& t, const Options& options) {
   const std::size_t bytes = bytes_for(p, parts_wanted);
   check_scratch(who, options.scratch, "scratch_bytes()", bytes, alignof(float));
   if (p.B == 0 || p.Hq == 0 || p.Nq == 0) return parts_wanted;
-  const std::int64_t rows = p.B * p.Hq * p.Nq, blocks = p.B * p.Hkv * row_tiles(p, shape<T>(p.d));
+  const std::int64_t rows = p.B * p.Hq * p.Nq,
+                     blocks = p.B * p.Hkv * row_tiles(p, shape<T>(p).rows);
   require(rows <= 1 << 30 && blocks <= (1 << 30) / parts_wanted, who,
           ": B Hq Nq, and B Hkv times the parts and tiles of rows, must be at most 2^30, got B = ",
           p.B, ", Hq = ", p.Hq, ", Nq = ", p.Nq, " and ", parts_wanted, " parts");

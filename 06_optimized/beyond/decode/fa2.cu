@@ -3,6 +3,10 @@
 // m, l and O of its own. It waits for nobody: it copies its own keys, into its own buffers. At the
 // end the warps' results are merged as those of the parts are.
 //
+// At d <= 64 it may be eight warps and 128 keys. Two such blocks have an SM's warps, so that up to
+// 264 heads are one wave on an H200, where fours need parts and a merge. That is 9 % of the time of
+// 8 sequences of 32 heads and 4096 tokens, and 2 % with four times as many tokens.
+//
 // A key costs 4 d bytes to read, and 4 d FLOP for each row; with 4 rows, 4 FLOP for a byte, where
 // an H200 could make 200. So the kernel is about bytes under way. Little's law asks for bandwidth
 // times latency: some 36 bytes a nanosecond and SM, for about 700 ns: 25 KiB. K_j and V_j of a warp
@@ -10,7 +14,7 @@
 // second pair of buffers or Q in registers, which would leave room for 12. At d <= 64 a second pair
 // costs no block, and pays where a block has few tiles: 4 % for 64 sequences of 1024 tokens.
 //
-//   Tile        what fits for d <= 64, 128 and 256
+//   Tile        what fits for d <= 64, 128 and 256, and `with_tile`, at the end, which of them
 //   at          the place of a chunk; of its neighbours along d, one xor away, for ldmatrix
 //   load        rows by cp.async, or number by number if addresses are no multiples of 16 bytes
 //   fa2_kernel  Q_i; step for step the keys of the part; the warps' O_i together
@@ -26,12 +30,11 @@ namespace {
 
 using namespace optimized;
 
-constexpr int warps = 4, threads = 32 * warps;
-
 // For head dimensions of at most D. blocks: that an SM of 9.0 has room for. stages: of K_j and V_j.
-template <int D_, int blocks_, int stages_ = 1>
+template <int D_, int blocks_, int warps_ = 4, int stages_ = 1>
 struct Tile {
-  static constexpr int D = D_, blocks = blocks_, stages = stages_;
+  static constexpr int D = D_, blocks = blocks_, warps = warps_, stages = stages_;
+  static constexpr int threads = 32 * warps;
   static constexpr int groups = 1;                 // of 16 rows: two would take twice the registers
   static constexpr int Br = 16 * groups, Bc = 16;  // rows of a block; keys of a warp's tile
   static constexpr bool Q_in_registers = D <= 64;
@@ -75,9 +78,10 @@ __device__ void load(T* tile, const Row& row, int first, int rows, int d, bool a
 
 // [quote kernel]
 template <class Sizes, class T>
-__global__ void __launch_bounds__(threads, Sizes::blocks)
+__global__ void __launch_bounds__(Sizes::threads, Sizes::blocks)
     fa2_kernel(Problem p, Tensors<T> t, Parts parts, float scale, bool causal, bool aligned) {
   constexpr int D = Sizes::D, groups = Sizes::groups, Br = Sizes::Br, Bc = Sizes::Bc;
+  constexpr int warps = Sizes::warps, loaders = 4;  // of Q_i
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   T* const Qi = dynamic_shared<T>();                 // [Br, D]
   T* const all = Qi + Br * D;                        // [warps][K, V][Bc, D]
@@ -108,7 +112,7 @@ __global__ void __launch_bounds__(threads, Sizes::blocks)
   };
   std::uint32_t Q16[Sizes::Q_in_registers ? D / 16 : 1][groups][4];
 
-  // Of all tiles of 64 keys this part takes some, and each warp 16 keys of each of them.
+  // Of all tiles of the warps' keys this part takes some, and each warp 16 keys of each of them.
   const std::int64_t tiles = (mask.length + warps * Bc - 1) / (warps * Bc);
   int tile = int(tiles * work.split / parts.splits);
   const int end = int(tiles * (work.split + 1) / parts.splits);
@@ -118,7 +122,7 @@ __global__ void __launch_bounds__(threads, Sizes::blocks)
     cp_async_commit();
   };
   const auto row_of_Q = [&](int r) { return t.Q.at(work.b, work.head(p, r), work.query(p, r)); };
-  load<D, Br / warps>(Qi, row_of_Q, warp * (Br / warps), rows, d, aligned);
+  if (warp < loaders) load<D, Br / loaders>(Qi, row_of_Q, warp * (Br / loaders), rows, d, aligned);
   cp_async_commit();
 #pragma unroll
   for (int n = 0; n < Sizes::stages; ++n) {
@@ -254,7 +258,7 @@ __global__ void __launch_bounds__(threads, Sizes::blocks)
       ml[warp * Br + r].y = sum;
     }
   }
-  __syncthreads();  // all four are there
+  __syncthreads();  // all of them are there
 
   // (8) merged: m = max m_w, l = sum_w 2^(c (m_w - m)) l_w, O_i = sum_w 2^(c (m_w - m)) O_w / l,
   // L_i = scale m + log l: of the part, or of all if it is the only one
@@ -292,38 +296,49 @@ void launch(const Problem& p, const Tensors<T>& t, const Parts& parts, float sca
   const auto fa2 = fa2_kernel<Sizes, T>;
   const std::size_t bytes = Sizes::shared_bytes;
   allow_shared_memory(fa2, bytes);
-  const std::int64_t tiles = (p.Hq / p.Hkv * p.Nq + Sizes::Br - 1) / Sizes::Br;
-  FA_LAUNCH(fa2, dim3(unsigned(p.B * p.Hkv * parts.splits * tiles)), dim3(threads), bytes, stream,
-            p, t, parts, scale, causal,
+  const std::int64_t blocks = p.B * p.Hkv * parts.splits * row_tiles(p, Sizes::Br);
+  FA_LAUNCH(fa2, dim3(unsigned(blocks)), dim3(Sizes::threads), bytes, stream, p, t, parts, scale,
+            causal,
             in_16_bytes(t.Q) && in_16_bytes(t.cache.K) && in_16_bytes(t.cache.V) &&
                 in_16_bytes(t.new_K) && in_16_bytes(t.new_V));
 }
 
-// run(Tile), of the one that d wants
+// Whether eights take all heads in one wave, and fill half of it at least. With more than 16384
+// keys a merge costs next to nothing, and parts of fours are faster.
+template <class Eights>
+bool one_wave(const Problem& p) {
+  const std::int64_t slots = std::int64_t(Eights::blocks) * processors();
+  const std::int64_t heads = p.B * p.Hkv * row_tiles(p, Eights::Br);
+  return slots < 2 * heads && heads <= slots && p.Nk <= 16384;
+}
+
+// run(Tile), of the one that p wants
 template <class Run>
-auto with_tile(std::int64_t d, const Run& run) {
-  if (d > 128) return run(Tile<256, 2>());
-  if (d > 64) return run(Tile<128, 4>());
-  return run(Tile<64, 5, 2>());
+auto with_tile(const Problem& p, const Run& run) {
+  using Eights = Tile<64, 2, 8, 2>;
+  if (p.d > 128) return run(Tile<256, 2>());
+  if (p.d > 64) return run(Tile<128, 4>());
+  if (one_wave<Eights>(p)) return run(Eights());
+  return run(Tile<64, 5, 4, 2>());
 }
 
 }  // namespace
 
 template <class T>
-Shape shape(std::int64_t d) {
-  return with_tile(d, [](auto tile) {
-    const int blocks =
-        blocks_of_an_sm(fa2_kernel<decltype(tile), T>, threads, tile.shared_bytes, tile.blocks);
-    return Shape{tile.Br, warps * tile.Bc, blocks};
+Shape shape(const Problem& p) {
+  return with_tile(p, [](auto tile) {
+    const int blocks = blocks_of_an_sm(fa2_kernel<decltype(tile), T>, tile.threads,
+                                       tile.shared_bytes, tile.blocks);
+    return Shape{tile.Br, tile.warps * tile.Bc, blocks};
   });
 }
-template Shape shape<__half>(std::int64_t);
-template Shape shape<__nv_bfloat16>(std::int64_t);
+template Shape shape<__half>(const Problem&);
+template Shape shape<__nv_bfloat16>(const Problem&);
 
 template <class T>
 void launch_fa2(const Problem& p, const Tensors<T>& t, const Parts& parts, float scale, bool causal,
                 cudaStream_t stream) {
-  with_tile(p.d, [&](auto tile) { launch<decltype(tile), T>(p, t, parts, scale, causal, stream); });
+  with_tile(p, [&](auto tile) { launch<decltype(tile), T>(p, t, parts, scale, causal, stream); });
 }
 template void launch_fa2(const Problem&, const Tensors<__half>&, const Parts&, float, bool,
                          cudaStream_t);

@@ -135,13 +135,13 @@ __global__ void tiled_kernel(Problem p, Tensors<float> t, Parts parts, float sca
 }  // namespace
 
 template <>
-Shape shape<float>(std::int64_t) {
+Shape shape<float>(const Problem&) {
   return {Br, Bc, blocks_of_an_sm(tiled_kernel, lanes * warps, 0, 4)};
 }
 
 void launch_tiled(const Problem& p, const Tensors<float>& t, const Parts& parts, float scale,
                   bool causal, cudaStream_t stream) {
-  const std::int64_t blocks = p.B * p.Hkv * parts.splits * ((p.Hq / p.Hkv * p.Nq + Br - 1) / Br);
+  const std::int64_t blocks = p.B * p.Hkv * parts.splits * row_tiles(p, Br);
   FA_LAUNCH(tiled_kernel, dim3(unsigned(blocks)), dim3(lanes * warps), 0, stream, p, t, parts,
             scale, causal);
 }

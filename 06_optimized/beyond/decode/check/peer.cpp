@@ -79,7 +79,7 @@ extern "C" const char* fa_decode_plan(const fa_decode_call* call, std::int64_t* 
     with_type(*call, [&]<class T>(T) {
       const Problem p = problem_of(*call);
       *bytes = std::int64_t(decode::scratch_bytes<T>(p, options_of(*call)));
-      *parts = call->splits ? call->splits : decode::splits(p, decode::shape<T>(p.d), processors());
+      *parts = call->splits ? call->splits : decode::splits(p, decode::shape<T>(p), processors());
     });
   });
 }

@@ -349,9 +349,33 @@ TEST_F(decode, AnyNumberOfParts) {
 
 TEST_F(decode, TakesAsManyPartsAsTheFormulaSays) {
   Case<float> c(sized_as(1, 1, 1, 1, 200, 16), {});
-  EXPECT_EQ(c.run(0), walk::splits(c.meant.p, walk::shape<float>(16), processors()));
+  EXPECT_EQ(c.run(0), walk::splits(c.meant.p, walk::shape<float>(c.meant.p), processors()));
   EXPECT_EQ(c.verdict(), "");
 }
+
+#ifndef FA_WITHOUT_HALF
+// As many heads as two blocks of eight warps an SM take, or half as many and one: eights, of 128
+// keys; others have fours. Either way all keys, or parts.
+TEST_F(decode, EightWarps) {
+  const Int slots = 2 * processors();
+  const auto keys = [](const Problem& p) { return walk::shape<__half>(p).keys; };
+  for (Int n : {slots / 2 + 1, slots}) {
+    Case<half> c(sized_as(1, 2 * n, n, 1, 300, 24), {32, true, true});
+    EXPECT_EQ(keys(c.meant.p), 128) << n << " heads";
+    for (int parts : {0, 1, 2, 3}) {
+      c.run(parts);
+      EXPECT_EQ(c.verdict(), "") << n << " heads, " << parts << " parts";
+    }
+  }
+  EXPECT_EQ(keys(sized_as(1, slots + 1, slots + 1, 1, 300, 24).p), 64);
+  EXPECT_EQ(keys(sized_as(1, slots / 2, slots / 2, 1, 300, 24).p), 64);
+  EXPECT_EQ(keys(sized_as(1, slots, slots, 1, 16384, 64).p), 128);
+  EXPECT_EQ(keys(sized_as(1, slots, slots, 1, 16385, 64).p), 64);
+  EXPECT_EQ(keys(sized_as(1, slots, slots, 1, 300, 72).p), 64);
+  // 17 rows a key head are two tiles, of which each is a block.
+  EXPECT_EQ(keys(sized_as(1, 17 * slots, slots, 1, 300, 24).p), 64);
+}
+#endif
 
 // Parts of keys by the wrong tile would see keys twice, or not at all: equal weights count them.
 TEST_F(decode, EveryKeyIsSeenOnce) {
