@@ -40,16 +40,20 @@ void copy_on_gpu(void* to, const void* from, std::size_t bytes) {
   FA_CUDA_CHECK(cudaMemcpy(to, from, bytes, cudaMemcpyDeviceToDevice));
 }
 
-// An engine whose memory is NaN, so that nothing is read before it is written. compute-sanitizer's
-// initcheck cannot tell: it does not see what the copy engine writes, as the forward's O.
+// An engine whose memory is NaN, so that what is read before it is written shows. compute-sanitizer's
+// initcheck cannot tell: it does not see what the copy engine writes, as a part's O.
+constexpr std::size_t enough = 64, bytes_of_each = 1 << 17;  // places; none asks for more bytes
 template <class T>
 std::unique_ptr<Engine<T>> engine_of(bool deterministic) {
-  constexpr int pieces = 16;  // more than a call takes
-  constexpr std::size_t bytes = 1 << 20;
   auto engine = gpu_engine<T>(nullptr, deterministic);
-  for (int n = 0; n < pieces; ++n) FA_CUDA_CHECK(cudaMemset(engine->take(bytes), 0xff, bytes));
+  for (std::size_t n = 0; n < enough; ++n)
+    FA_CUDA_CHECK(cudaMemset(engine->take(bytes_of_each), 0xff, bytes_of_each));
   engine->take_back();
   return engine;
+}
+template <class T>
+void expect_no_more(const Engine<T>& engine) {
+  EXPECT_EQ(engine.held(), enough * bytes_of_each);
 }
 
 std::string joined(const std::vector<std::string>& ends) {
@@ -74,6 +78,7 @@ std::string run_forward(ForwardCase<T>& c, const Problem& p, int ranks,
                            copy.at(x.L.data.data())};
         const auto engine = engine_of<D>(false);
         ring::forward(comm, *engine, p, t, options);
+        expect_no_more(*engine);
         FA_CUDA_CHECK(cudaDeviceSynchronize());
         copy.copy_back();
         x.O.give(c.O), x.L.give(c.LSE);
@@ -110,6 +115,7 @@ std::string backward_verdict(const Spec& spec, int ranks, const ring::Options& o
                             out(y.Q), out(y.K), out(y.V)};
         const auto engine = engine_of<D>(true);
         ring::backward(comm, *engine, p, t, options);
+        expect_no_more(*engine);
         if (sent) sent->at(std::size_t(comm.rank())) = comm.bytes_sent;
         FA_CUDA_CHECK(cudaDeviceSynchronize());
         copy.copy_back();
