@@ -40,7 +40,7 @@ void copy_on_gpu(void* to, const void* from, std::size_t bytes) {
   FA_CUDA_CHECK(cudaMemcpy(to, from, bytes, cudaMemcpyDeviceToDevice));
 }
 
-// An engine whose memory is NaN, so that what is read before it is written shows. compute-sanitizer's
+// An engine whose memory is NaN: what is read before it is written shows. compute-sanitizer's
 // initcheck cannot tell: it does not see what the copy engine writes, as a part's O.
 constexpr std::size_t enough = 64, bytes_of_each = 1 << 17;  // places; none asks for more bytes
 template <class T>

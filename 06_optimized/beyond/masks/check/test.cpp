@@ -354,7 +354,7 @@ TEST_F(masks, RowsThatSeeNothing) {
 }
 
 #ifndef FA_WITHOUT_HALF
-// Several tiles of everything. d = 256 has no backward there, and one buffer for Q and for the task.
+// Several tiles of everything. d = 256 has no backward there, and one buffer for Q and the task.
 template <class Right>
 void hopper_by_name(Int d, const Right& right) {
   const Int N = sized(900, 300);
