@@ -323,7 +323,9 @@ def wanted(library: Library, s: Setting, options: argparse.Namespace) -> list[st
     return library.kernels(s.what) if everything else library.whole(s.what)
 
 
-def runners_of(library: Library, fa3: FlashAttention3 | None, kernels: Sequence[str], t: Tensors) -> list[Runner]:
+def runners_of(library: Library, fa3: FlashAttention3 | None, kernels: Sequence[str], t: Tensors,
+               named: bool) -> list[Runner]:
+    """named: who asks for FlashAttention-3 by --fa3 is not to measure for minutes without it."""
     runners = []
     context = library.context(t) if t.setting.what == "backward" else {}
     those = [(library, kernel) for kernel in kernels]
@@ -331,6 +333,8 @@ def runners_of(library: Library, fa3: FlashAttention3 | None, kernels: Sequence[
     for whose, kernel in those:
         found = whose.runner(kernel, t, context)
         if isinstance(found, str):
+            if named and kernel == "fa3" and "not built" in found:
+                raise BadResults(f"--fa3: {found}; fa3/build.py builds it, and --d, --mask, --pass leave cases out")
             print(f"      without {kernel}: {found}", flush=True)
         else:
             runners.append(found)
@@ -353,7 +357,7 @@ def run_case(library: Library, fa3: FlashAttention3 | None, file: File, roof: Ru
     if not kernels:
         return True
     t = Tensors(s)
-    runners = runners_of(library, fa3, kernels, t)
+    runners = runners_of(library, fa3, kernels, t, bool(options.fa3))
     want = expected(t)
     good = True
     for chip in options.chip:

@@ -196,6 +196,19 @@ class Compared(InFolder):
         self.assertEqual(left.exception.code, 2)
         self.assertIn("--fa3 missing: no such file", err.getvalue())
 
+    def test_a_kernel_that_is_not_built(self) -> None:
+        ours, fa3 = mock.MagicMock(), mock.MagicMock()
+        fa3.kernels.return_value = ["fa3", "fa3_deterministic"]
+        fa3.runner.return_value = "FlashAttention-3: not built (backward, d = 64, no mask)"
+        out = io.StringIO()
+        with contextlib.redirect_stdout(out), mock.patch.object(self.compare, "PEERS", ()):
+            self.assertEqual(len(self.compare.runners_of(ours, fa3, ["hopper"], mock.MagicMock(), False)), 1)
+            with self.assertRaisesRegex(self.compare.BadResults, "--fa3: .*not built .backward, d = 64"):
+                self.compare.runners_of(ours, fa3, ["hopper"], mock.MagicMock(), True)
+            fa3.kernels.return_value = ["fa3_deterministic"]  # d = 256 has none
+            self.assertEqual(len(self.compare.runners_of(ours, fa3, ["hopper"], mock.MagicMock(), True)), 1)
+        self.assertIn("without fa3: FlashAttention-3: not built", out.getvalue())
+
     def test_a_foreign_library(self) -> None:
         (self.folder / "libfa3.so").write_text("no library")
         with self.assertRaisesRegex(self.compare.BadResults, "no library of fa3/build.py"):
