@@ -18,7 +18,7 @@ void forward(const Problem& p, const Forward<T>& t, const Options& options) {
     require(p.Nk <= INT32_MAX, "online_softmax: the kernel 'lanes' takes at most ", INT32_MAX,
             " keys, got Nk = ", p.Nk, "; use Kernel::rows");
     // exp(s) = 2^(s log2 e), and that factor goes into the scale
-    require(std::isfinite(float(p.softmax_scale()) * 1.44269504f),
+    require(std::isfinite(float(p.softmax_scale()) * log2_e),
             "online_softmax: the kernel 'lanes' needs scale * log2(e) to be finite in float, got ",
             p.softmax_scale(), "; use Kernel::rows");
   }

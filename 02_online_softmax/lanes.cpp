@@ -18,7 +18,6 @@ void attention_lanes(const Rows<const float>& Q, const Rows<const float>& K,
                      const Rows<float>& O, float* LSE) {
   // [blank]
   constexpr float infinity = std::numeric_limits<float>::infinity();
-  constexpr float log2_e = 1.44269504f, ln_2 = 0.693147181f;
   const std::int64_t d = Q.cols;
   // [d][W] each: component x of all rows lies in one vector
   const auto q = std::make_unique<Vec[]>(std::size_t(d)),

@@ -24,7 +24,7 @@ void forward(const Problem& p, const Forward<T>& t, const Options& options) {
   require(!fast || std::is_same_v<T, float>,
           "tiled_cpu: the kernel 'fast' is for float; use Kernel::tiled for double");
   // exp(s) = 2^(s log2 e), and that factor goes into the scale
-  require(!fast || std::isfinite(float(p.softmax_scale()) * 1.44269504f),
+  require(!fast || std::isfinite(float(p.softmax_scale()) * log2_e),
           "tiled_cpu: the kernel 'fast' needs scale * log2(e) to be finite in float, got ",
           p.softmax_scale(), "; use Kernel::tiled");
 

@@ -81,7 +81,7 @@ std::string unsupported(const Problem& p, [[maybe_unused]] const Forward<float>&
       if (kernel >= Kernel::neighbours && p.Nk > 0x7fffffff - 256)
         return std::string(name(kernel)) + ": Nk must be below 2^31 - 256";
       // exp(s) = 2^(s log2 e), and that factor goes into the scale
-      if (kernel >= Kernel::lazy_maximum && !std::isfinite(float(p.softmax_scale()) * 1.44269504f))
+      if (kernel >= Kernel::lazy_maximum && !std::isfinite(float(p.softmax_scale()) * log2_e))
         return std::string(name(kernel)) + ": scale * log2(e) must be finite in float";
       return too_little_shared_memory(name(kernel), rung(kernel).shared_bytes(p.d),
                                       shared_memory_limit());

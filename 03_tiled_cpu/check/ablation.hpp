@@ -46,7 +46,6 @@ template <Change change>
 float weights(float* s, std::int64_t n, float shift, float sum) {
   std::int64_t c = 0;
   if constexpr (change.vector_exp) {
-    constexpr float log2_e = 1.44269504f;
     simd::Vec sums = {};
     for (; c + simd::W <= n; c += simd::W) {
       const simd::Vec p = simd::exp2(log2_e * (simd::load(s + c) - shift));

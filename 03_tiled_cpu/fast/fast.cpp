@@ -13,7 +13,6 @@ namespace {
 
 using simd::IntVec, simd::Vec, simd::W;
 constexpr float infinity = std::numeric_limits<float>::infinity();
-constexpr float log2_e = 1.44269504f, ln_2 = 0.693147181f;
 
 // One group of `lanes` queries: where its part of the scratch lies. Rows of Qt and Ot have one
 // element per lane.

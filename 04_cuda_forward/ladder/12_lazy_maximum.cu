@@ -203,7 +203,7 @@ __global__ void __launch_bounds__(threads, 2)
     float* const O = t.O.at(b, h, i0 + r);
     store_columns<vectorised>(O, 4 * tx, d, o[i], inverse);
     store_columns<vectorised>(O, 4 * tx + D / 2, d, o[i] + 4, inverse);
-    if (t.LSE && tx == 0) t.LSE[head * p.Nq + i0 + r] = m[i] * 0.69314718f + logf(sum);
+    if (t.LSE && tx == 0) t.LSE[head * p.Nq + i0 + r] = m[i] * ln_2 + logf(sum);
   }
 }
 
@@ -213,7 +213,7 @@ void launch(const Problem& p, const Forward<float>& t, float scale, cudaStream_t
   allow_shared_memory(kernel, Shape<D>::bytes);
   const std::int64_t blocks = p.B * p.Hq * ((p.Nq + Shape<D>::Br - 1) / Shape<D>::Br);
   FA_LAUNCH(kernel, dim3(unsigned(blocks)), dim3(threads), Shape<D>::bytes, stream, p, t,
-            scale * 1.44269504f);
+            scale * log2_e);
 }
 
 }  // namespace

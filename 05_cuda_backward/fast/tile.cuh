@@ -10,8 +10,6 @@
 
 namespace fa::cuda_backward {
 
-inline constexpr float log2_e = 1.44269504f;  // exp(x) = 2^(x log2_e)
-
 // For head dimensions of at most D. At d = 128 a block has an SM for itself, and twice the warps.
 template <int D_>
 struct Fast {

@@ -42,7 +42,7 @@ __global__ void __launch_bounds__(threads)
   if (x == 0) {
     const float L = i < p.Nq ? t.LSE[head * p.Nq + i] : -INFINITY;
     passed.D[row] = sum;
-    passed.LSE2[row] = L == -INFINITY ? INFINITY : L * 1.4426950408889634f;
+    passed.LSE2[row] = L == -INFINITY ? INFINITY : L * log2_e;
   }
   if (passed.turn && x == 0 && row % 64 == 0)
     for (int n = 0; n < D / 64; ++n) passed.turn[row / 64 * (D / 64) + n] = 0;

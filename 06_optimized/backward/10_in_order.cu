@@ -86,7 +86,7 @@ __device__ void compute(Shared& shared, const Maps& maps, const Problem& p, floa
   // Says that a buffer has been read: with a mask a lane of each warp, else a thread of the group.
   const bool leader = masked ? lane == 0 : thread == 0;
   // exp(scale x) = 2^(c x). With a factor of 0 a hidden score would be as good as any.
-  const float c = scale == 0 ? FLT_MIN : scale * 1.4426950408889634f;
+  const float c = scale == 0 ? FLT_MIN : scale * log2_e;
   const int hk = int(p.key_head(at.h));
   T* K = shared.K + group * 64 * 64;  // the group's keys, of each box of 64 columns
   T* V = shared.V + group * 64 * 64;

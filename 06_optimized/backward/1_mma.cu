@@ -42,7 +42,7 @@ __global__ void __launch_bounds__(threads)
   const int rows = int(min(std::int64_t(Br), p.Nq - i0));
   const Mask mask(p, b);
   const auto K = t.K.rows(b, hk, p.Nk, D), V = t.V.rows(b, hk, p.Nk, D);
-  const float c = scale * 1.44269504f;  // log2 e: exp(scale x) = 2^(c x)
+  const float c = scale * log2_e;  // exp(scale x) = 2^(c x)
 
   load<D>(Qi, t.Q.rows(b, h, p.Nq, D), i0, rows);
   load<D>(dOi, t.dO.rows(b, h, p.Nq, D), i0, rows);
@@ -105,7 +105,7 @@ __global__ void __launch_bounds__(threads)
   const std::int64_t j0 = blockIdx.x % tiles * Bc;  // with a causal mask the first keys have most
   const int keys = int(min(std::int64_t(Bc), p.Nk - j0));
   const Mask mask(p, b);
-  const float c = scale * 1.44269504f;  // log2 e: exp(scale x) = 2^(c x)
+  const float c = scale * log2_e;  // exp(scale x) = 2^(c x)
 
   load<D>(Kj, t.K.rows(b, hk, p.Nk, D), j0, keys);
   load<D>(Vj, t.V.rows(b, hk, p.Nk, D), j0, keys);

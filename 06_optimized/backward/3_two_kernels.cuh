@@ -12,7 +12,6 @@ namespace fa::optimized::two_kernels {
 constexpr int groups = 2, threads = 128 * (groups + 1);  // a warpgroup that loads, two that compute
 constexpr int stages = 2;                                // buffers of the tiles of queries
 constexpr int loader_registers = 24, registers = 240;
-constexpr float log2_e = 1.4426950408889634f;
 
 // dK and dV for 128 < d <= 256, in 3_two_kernels_wide.cu.
 template <class T>

@@ -51,7 +51,7 @@ __device__ void compute(Shared& shared, const Maps& maps, const Problem& p, cons
   const int group = uniform(threadIdx.x / 128) - 1, thread = threadIdx.x % 128;
   const int warp = thread / 32, lane = thread % 32;
   const bool leader = thread == 0;
-  const float c = scale * 1.4426950408889634f;  // exp(scale x) = 2^(c x)
+  const float c = scale * log2_e;  // exp(scale x) = 2^(c x)
   const int hk = int(p.key_head(at.h));
   T* K = shared.K + group * 64 * 64;  // the group's keys, of each box of 64 columns
   T* V = shared.V + group * 64 * 64;

@@ -79,11 +79,12 @@ TABLES = {"forward": {"on and off": FORWARD.page, "tiles": FORWARD.page, "ideas 
 LADDER: dict[str, object] = {"N": 4096, "d": 128, "causal": 0}
 SIZES = [(d, causal) for d in (64, 128, 256) for causal in (0, 1)]
 MASK = ("none", "causal")
+CHIPS = ("hot", "cool", "sustained")  # the ways of compare.py; the last one is not in every record
 
 
 def charts(r: Results) -> list[Chart | Table]:
     items = [item for p in (FORWARD, BACKWARD) for item in (
-        ladder(r, p), *(speed(r, p, d) for d in (64, 128, 256)), *(ratios(r, p, chip) for chip in ("hot", "cool")),
+        ladder(r, p), *(speed(r, p, d) for d in (64, 128, 256)), *(ratios(r, p, chip) for chip in CHIPS),
         errors(r, p), groups(r, p), line_through(r, p)) if item]
     items += [chart for causal in (0, 1) if (chart := passes(r, causal))]
     if step := steps(r):
@@ -130,8 +131,8 @@ def fa3(r: Results, *before: str, by: Sequence[str] = ()) -> str:
     return " · ".join([*filter(None, before), *which])
 
 
-def lengths(r: Results, p: Pass) -> list[float | str]:
-    return sorted({row.keys["N"] for row in r.select(stage="peer", what=p.what, variant="cudnn")})
+def lengths(r: Results, p: Pass, chip: str = "hot", group: int = 1) -> list[float | str]:
+    return sorted({row.keys["N"] for row in r.select(stage="peer", what=p.what, variant="cudnn", chip=chip, G=group)})
 
 
 def table(r: Results, p: Pass, name: str, header: Sequence[str], lines: Sequence[Sequence[str]],
@@ -231,11 +232,11 @@ def ratios(r: Results, p: Pass, chip: str) -> Table | None:
             by = group(rows(r, p.what, ours, chip, d=d, causal=causal), "N")
             rival = group(rows(r, p.what, theirs, chip, "peer", d=d, causal=causal), "N")
             cells = [f"{ratio(rival[n], by[n], 'time').mid:.2f}" if n in rival and n in by else "–"
-                     for n in lengths(r, p)]
+                     for n in lengths(r, p, chip)]
             if any(cell != "–" for cell in cells):
                 lines.append([f"{d}", MASK[causal], label, *cells])
     return table(r, p, f"{p.prefix}ratios_{chip}",
-                 ["d", "mask", "speed", *(f"N {n:g}" for n in lengths(r, p))], lines,
+                 ["d", "mask", "speed", *(f"N {n:g}" for n in lengths(r, p, chip))], lines,
                  "README.md" if (p, chip) == (FORWARD, "hot") else p.page)
 
 
@@ -284,22 +285,22 @@ def errors(r: Results, p: Pass) -> Table | None:
 
 def groups(r: Results, p: Pass) -> Table | None:
     """Of query heads that share a key head."""
-    lines = []
+    lines, ns = [], lengths(r, p, group=8)
     for d, causal in SIZES:
         where = {"what": p.what, "d": d, "causal": causal, "G": 8, "chip": "hot", "dtype": "bf16"}
         rival = group(r.select(stage="peer", variant="cudnn", **where), "N")
         by = group(r.select(stage="stage06", variant=next(iter(p.final)), **where), "N")
         cells = [f"{significant(1e-12 * median(by[n], 'flops'))} ({ratio(rival[n], by[n], 'time').mid:.2f})"
-                 if n in rival and n in by else "–" for n in lengths(r, p)]
+                 if n in rival and n in by else "–" for n in ns]
         if any(cell != "–" for cell in cells):
             lines.append([f"{d}", MASK[causal], *cells])
-    return table(r, p, f"{p.prefix}groups", ["d", "mask", *(f"N {n:g}" for n in lengths(r, p))], lines)
+    return table(r, p, f"{p.prefix}groups", ["d", "mask", *(f"N {n:g}" for n in ns)], lines)
 
 
 def steps(r: Results) -> Table | None:
     """A forward and a backward; who is named is the backward."""
     lines = []
-    for chip in ("hot", "cool"):
+    for chip in CHIPS:
         rival = rows(r, "step", "cudnn", chip, "peer")
         who = [(label, rows(r, "step", v, chip)) for v, label in BACKWARD.final.items()]
         who += [(label, rows(r, "step", v, chip, "peer")) for v, label in (PEERS | PEERS_DETERMINISTIC).items()]

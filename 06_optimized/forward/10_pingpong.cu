@@ -62,7 +62,7 @@ __device__ void compute(Shared& shared, const ForwardMaps& maps, const Problem& 
   const int visible[2] = {int(mask.visible_keys(at.i0 + min(row, at.rows - 1))),
                           int(mask.visible_keys(at.i0 + min(row + 8, at.rows - 1)))};
   const int blocks = max(1, (int(mask.visible_keys(at.i0 + at.rows - 1)) + Bc - 1) / Bc);
-  const float c = scale * 1.4426950408889634f;  // exp(scale x) = 2^(c x)
+  const float c = scale * log2_e;  // exp(scale x) = 2^(c x)
   float O[D / 2] = {}, m[2] = {-INFINITY, -INFINITY}, l[2] = {0, 0}, mc[2], alpha[2] = {};
   std::uint32_t P[Bc / 16][4];
   const int full = int(mask.visible_keys(at.i0 + min(64 * group, at.rows - 1))) / Bc;

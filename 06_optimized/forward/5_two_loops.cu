@@ -75,7 +75,7 @@ __global__ void __launch_bounds__(threads, 2)
   const int rows = int(min(std::int64_t(Br), p.Nq - i0));
   const Mask mask(p, b);
   const auto K = t.K.rows(b, hk, p.Nk, D), V = t.V.rows(b, hk, p.Nk, D);
-  const float c = scale * 1.44269504f;  // log2 e
+  const float c = scale * log2_e;  // exp(scale x) = 2^(c x)
 
   // (1) O_i = 0, l_i = 0, m_i = -infinity, of 2 rows a group
   float m[groups][2], l[groups][2] = {}, O[groups][D / 8][4] = {};

@@ -70,7 +70,7 @@ __global__ void __launch_bounds__(threads)
   const int visible[2] = {int(mask.visible_keys(at.i0 + min(row, at.rows - 1))),
                           int(mask.visible_keys(at.i0 + min(row + 8, at.rows - 1)))};
   const int blocks = max(1, (int(mask.visible_keys(at.i0 + at.rows - 1)) + Bc - 1) / Bc);
-  const float c = scale * 1.4426950408889634f;  // exp(scale x) = 2^(c x)
+  const float c = scale * log2_e;  // exp(scale x) = 2^(c x)
 
   if (threadIdx.x == 0) bring<Br>(shared.Q, maps.Q, &shared.Q_full, at.i0, at.h, at.b);
   wait(&shared.Q_full, 0);

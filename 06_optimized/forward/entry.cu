@@ -94,7 +94,7 @@ void launch(const Problem& p, const Forward<T>& t, Kernel kernel, float scale,
 }  // namespace
 
 std::string wrong_scale(const Problem& p) {
-  if (std::isfinite(float(p.softmax_scale()) * 1.4426950408889634f)) return {};
+  if (std::isfinite(float(p.softmax_scale()) * log2_e)) return {};
   std::ostringstream text;
   text << ": scale log2 e must be finite in fp32, got a scale of " << p.softmax_scale();
   return text.str();

@@ -105,7 +105,7 @@ __device__ void compute(Shared<Tiles, T>& shared, const ForwardMaps& maps, const
   const int warp_row = 64 * group + 16 * warp;  // of the tile: where the warp's 16 rows begin
   const int row = warp_row + lane / 4;          // the thread's; the other is 8 below
   const bool leader = threadIdx.x % 128 == 0;
-  const float c = scale * 1.4426950408889634f;  // exp(scale x) = 2^(c x)
+  const float c = scale * log2_e;  // exp(scale x) = 2^(c x)
 
   // The groups issue their products in turn: one's softmax runs under the other's products.
   const auto my_turn = [&] { sync(turn + group, 256); };

@@ -2,6 +2,7 @@
 #pragma once
 #include <cmath>
 #include <cstdint>
+#include <numbers>
 #include <optional>
 
 #ifdef __CUDACC__
@@ -11,6 +12,9 @@
 #endif
 
 namespace fa {
+
+// exp(x) = 2^(x log2_e), where 2^x is one instruction, or few.
+inline constexpr float log2_e = std::numbers::log2e_v<float>, ln_2 = std::numbers::ln2_v<float>;
 
 // Which keys a query may see. The two alignments differ only when Nq != Nk:
 //   top_left      row i sees keys j <= i                (PyTorch)

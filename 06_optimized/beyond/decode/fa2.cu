@@ -100,7 +100,7 @@ __global__ void __launch_bounds__(Sizes::threads, Sizes::blocks)
   const int rows = work.rows, d = int(p.d);
   const Mask mask = mask_of(p, work.b, causal);
   const Keys<T> K(p, t, t.cache.K, t.new_K, work, mask), V(p, t, t.cache.V, t.new_V, work, mask);
-  const float c = scale * 1.44269504f;  // log2 e
+  const float c = scale * log2_e;  // exp(scale x) = 2^(c x)
 
   // (1) O_i = 0, l_i = 0, m_i = -infinity, of 2 rows a group
   float m[groups][2], l[groups][2] = {}, O[groups][D / 8][4] = {};

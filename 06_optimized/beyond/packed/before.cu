@@ -50,7 +50,7 @@ __global__ void __launch_bounds__(threads)
     if (x == 0) {
       const float L = i < p.Nq ? t.LSE[h * all_queries + i] : -INFINITY;
       passed.D[row] = sum;
-      passed.LSE2[row] = L == -INFINITY ? INFINITY : L * 1.4426950408889634f;
+      passed.LSE2[row] = L == -INFINITY ? INFINITY : L * log2_e;
     }
   }
 }

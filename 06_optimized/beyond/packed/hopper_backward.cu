@@ -166,7 +166,7 @@ __device__ void compute(Shared<Tiles, T>& shared, const Maps& maps, const Proble
   const int warp = thread / 32, lane = thread % 32;
   const bool leader = lane == 0;  // says that a buffer has been read
   // exp(scale x) = 2^(c x). With a factor of 0 a hidden score would be as good as any.
-  const float c = scale == 0 ? FLT_MIN : scale * 1.4426950408889634f;
+  const float c = scale == 0 ? FLT_MIN : scale * log2_e;
   const int hk = int(p.key_head(at.h));
   T* const K = shared.K + group * square;  // the group's keys, of each box
   T* const V = shared.V + group * square;

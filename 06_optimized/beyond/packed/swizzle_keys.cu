@@ -48,7 +48,7 @@ __global__ void __launch_bounds__(threads, 2)
   const int j0 = work.tile * Bc;
   const int keys = min(Bc, work.Nk - j0), Nq = work.Nq;
   const SequenceMask mask(work, p.causal);
-  const float c = scale * 1.44269504f;  // log2 e: exp(scale x) = 2^(c x)
+  const float c = scale * log2_e;  // exp(scale x) = 2^(c x)
 
   const auto load_Q = [&](T* to, int h, int i0) {
     load<D, Br>(to, t.Q.rows(b, h, Nq, p.d), i0, min(Br, Nq - i0), aligned);

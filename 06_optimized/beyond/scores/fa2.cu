@@ -65,7 +65,7 @@ __global__ void __launch_bounds__(threads, 2)
   const int rows = int(min(std::int64_t(Br), p.Nq - i0)), d = int(p.d);
   const Mask mask(p, b);
   const auto K = t.K.rows(b, hk, p.Nk, d), V = t.V.rows(b, hk, p.Nk, d);
-  const float c = scale * 1.44269504f;  // log2 e
+  const float c = scale * log2_e;  // exp(scale x) = 2^(c x)
   const Head<built, T> of_head(change, b, h);
 
   // (1) O_i = 0, l_i = 0, m_i = -infinity, of 2 rows a group

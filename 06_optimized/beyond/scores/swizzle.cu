@@ -39,7 +39,7 @@ __global__ void __launch_bounds__(threads, 2)
   const int rows = int(min(std::int64_t(Br), p.Nq - i0));
   const Mask mask(p, b);
   const auto K = t.K.rows(b, hk, p.Nk, p.d), V = t.V.rows(b, hk, p.Nk, p.d);
-  const float c = scale * 1.44269504f;  // log2 e: exp(scale x) = 2^(c x)
+  const float c = scale * log2_e;  // exp(scale x) = 2^(c x)
   const Head<built, T> of_head(change, b, h);
 
   float LSE2[2 * groups], D_i[2 * groups];  // rows beyond the last have theirs too: padding

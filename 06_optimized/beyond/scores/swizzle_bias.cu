@@ -31,7 +31,7 @@ __global__ void __launch_bounds__(threads, 2)
   const int r0 = warp_row + lane / 4, x0 = lane % 4 * 2;
   const Shared share(p, dbias, Br, Bc, blockIdx.x);
   const int j0 = int(share.j0), keys = int(min(std::int64_t(Bc), p.Nk - j0));
-  const float c = scale * 1.44269504f;  // log2 e
+  const float c = scale * log2_e;  // exp(scale x) = 2^(c x)
 
   float sum[Bc / 8][4] = {};
   for (std::int64_t b = share.b; b < share.b_end; ++b)

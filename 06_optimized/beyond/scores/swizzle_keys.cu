@@ -45,7 +45,7 @@ __global__ void __launch_bounds__(threads, 2)
   const int j0 = int(blockIdx.x) % tiles * Bc;  // with a causal mask the first keys have most
   const int keys = min(Bc, int(p.Nk) - j0), Nq = int(p.Nq);
   const Mask mask(p, b);
-  const float c = scale * 1.44269504f;  // log2 e: exp(scale x) = 2^(c x)
+  const float c = scale * log2_e;  // exp(scale x) = 2^(c x)
 
   const auto load_Q = [&](T* to, int h, int i0) {
     bring<built, D, Br>(to, t.Q.rows(b, h, Nq, p.d), i0, min(Br, Nq - i0), change, change.offset,

@@ -21,7 +21,6 @@ namespace {
 using namespace optimized;
 
 constexpr int warps = 4, threads = 32 * warps;
-constexpr float log2_e = 1.44269504f;
 
 // For head dimensions of at most D, tiles of Bc keys
 template <int D_, int Bc_>

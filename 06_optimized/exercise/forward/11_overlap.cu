@@ -65,7 +65,7 @@ __device__ void compute(Shared& shared, const ForwardMaps& maps, const Problem& 
   const int group = uniform(threadIdx.x / 128) - 1, warp = threadIdx.x / 32 % 4;
   const int lane = threadIdx.x % 32;
   const bool leader = threadIdx.x % 128 == 0;
-  const float c = scale * 1.4426950408889634f;  // exp(scale x) = 2^(c x)
+  const float c = scale * log2_e;  // exp(scale x) = 2^(c x)
 
   // The groups issue their products in turn.
   const auto my_turn = [&] { sync(1 + group, 256); };
