@@ -87,7 +87,7 @@ enum class Rows { together, in_one_vector };
 template <Rows exps>
 void row_block(const fa::Problem& p, const fa::Forward<float>& t) {
   constexpr bool vectors = exps == Rows::in_one_vector;
-  const float scale = float(p.softmax_scale()) * (vectors ? log2_e : 1.0f);
+  const float scale = float(p.softmax_scale()) * (vectors ? fa::log2_e : 1.0f);
   for (std::int64_t h = 0; h < p.Hq; ++h)
     for (std::int64_t i0 = 0; i0 < p.Nq; i0 += W) {
       const int rows = int(std::min<std::int64_t>(W, p.Nq - i0));
