@@ -3,9 +3,9 @@
 // m, l and O of its own. It waits for nobody: it copies its own keys, into its own buffers. At the
 // end the warps' results are merged as those of the parts are.
 //
-// At d <= 64 it may be eight warps and 128 keys. Two such blocks have an SM's warps, so that up to
-// 264 heads are one wave on an H200, where fours need parts and a merge. That is 9 % of the time of
-// 8 sequences of 32 heads and 4096 tokens, and 2 % with four times as many tokens.
+// At d <= 64 it may be eight warps and 128 keys. An SM holds two such blocks, so that up to 264 key
+// heads are one wave on an H200, where blocks of four warps need parts and a merge. 8 sequences of
+// 32 heads are 9 % faster so with 4096 tokens, and 2 % with 16384.
 //
 // A key costs 4 d bytes to read, and 4 d FLOP for each row; with 4 rows, 4 FLOP for a byte, where
 // an H200 could make 200. So the kernel is about bytes under way. Little's law asks for bandwidth
@@ -81,7 +81,7 @@ template <class Sizes, class T>
 __global__ void __launch_bounds__(Sizes::threads, Sizes::blocks)
     fa2_kernel(Problem p, Tensors<T> t, Parts parts, float scale, bool causal, bool aligned) {
   constexpr int D = Sizes::D, groups = Sizes::groups, Br = Sizes::Br, Bc = Sizes::Bc;
-  constexpr int warps = Sizes::warps, loaders = 4;  // of Q_i
+  constexpr int warps = Sizes::warps, loaders = 4;  // warps that load Q_i
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   T* const Qi = dynamic_shared<T>();                 // [Br, D]
   T* const all = Qi + Br * D;                        // [warps][K, V][Bc, D]
