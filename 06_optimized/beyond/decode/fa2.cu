@@ -12,7 +12,8 @@
 // times latency: some 36 bytes a nanosecond and SM, for about 700 ns: 25 KiB. K_j and V_j of a warp
 // are 8 KiB at d = 128, and 16 warps share an SM. In development runs these were worth more than a
 // second pair of buffers or Q in registers, which would leave room for 12. At d <= 64 a second pair
-// costs no block, and pays where a block has few tiles: 4 % for 64 sequences of 1024 tokens.
+// costs no block, and pays where a block has few tiles: 4 % for 64 sequences of 1024 tokens. Q in
+// registers costs no block of five either, but of six; those are for heads that take several waves.
 //
 //   Tile        what fits for d <= 64, 128 and 256, and `with_tile`, at the end, which of them
 //   at          the place of a chunk; of its neighbours along d, one xor away, for ldmatrix
@@ -37,7 +38,7 @@ struct Tile {
   static constexpr int threads = 32 * warps;
   static constexpr int groups = 1;                 // of 16 rows: two would take twice the registers
   static constexpr int Br = 16 * groups, Bc = 16;  // rows of a block; keys of a warp's tile
-  static constexpr bool Q_in_registers = D <= 64;
+  static constexpr bool Q_in_registers = D <= 64 && blocks <= 5;
   static constexpr int pair = 2 * Bc * D;      // numbers in a K_j and its V_j
   static constexpr int own = stages * pair;    // of a warp
   static constexpr std::size_t shared_bytes =  // Q_i, K_j and V_j of each warp, m and l
@@ -303,23 +304,30 @@ void launch(const Problem& p, const Tensors<T>& t, const Parts& parts, float sca
                 in_16_bytes(t.new_K) && in_16_bytes(t.new_V));
 }
 
-// Whether eights take all heads in one wave, and fill half of it at least. With more than 16384
-// keys a merge costs next to nothing, and parts of fours are faster.
-template <class Eights>
-bool one_wave(const Problem& p) {
-  const std::int64_t slots = std::int64_t(Eights::blocks) * processors();
-  const std::int64_t heads = p.B * p.Hkv * row_tiles(p, Eights::Br);
-  return slots < 2 * heads && heads <= slots && p.Nk <= 16384;
+// Blocks if keys have no parts, and how many of them the GPU has room for at once.
+template <class Sizes>
+std::int64_t heads(const Problem& p) {
+  return p.B * p.Hkv * row_tiles(p, Sizes::Br);
+}
+template <class Sizes>
+std::int64_t slots() {
+  return std::int64_t(Sizes::blocks) * processors();
 }
 
 // run(Tile), of the one that p wants
 template <class Run>
 auto with_tile(const Problem& p, const Run& run) {
-  using Eights = Tile<64, 2, 8, 2>;
+  using EightWarps = Tile<64, 2, 8, 2>;
+  using FiveBlocks = Tile<64, 5, 4, 2>;
+  using SixBlocks = Tile<64, 6, 4, 2>;
   if (p.d > 128) return run(Tile<256, 2>());
   if (p.d > 64) return run(Tile<128, 4>());
-  if (one_wave<Eights>(p)) return run(Eights());
-  return run(Tile<64, 5, 4, 2>());
+  // One wave, and half of it at least. With more than 16384 keys a merge costs next to nothing, and
+  // parts are faster.
+  const std::int64_t eights = heads<EightWarps>(p), wave = slots<EightWarps>();
+  if (wave < 2 * eights && eights <= wave && p.Nk <= 16384) return run(EightWarps());
+  if (heads<FiveBlocks>(p) <= slots<FiveBlocks>()) return run(FiveBlocks());
+  return run(SixBlocks());
 }
 
 }  // namespace

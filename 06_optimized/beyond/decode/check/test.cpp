@@ -375,6 +375,21 @@ TEST_F(decode, EightWarps) {
   // 17 rows a key head are two tiles, of which each is a block.
   EXPECT_EQ(keys(sized_as(1, 17 * slots, slots, 1, 300, 24).p), 64);
 }
+
+// As many heads as five blocks an SM take, and one more: then it may be six. All keys, or parts.
+TEST_F(decode, FiveBlocksOrSix) {
+  const Int slots = 5 * processors();
+  for (Int n : {slots, slots + 1}) {
+    Case<half> c(sized_as(1, n, n, 1, 150, 24), {32, true, true});
+#ifdef FA_EMULATED
+    EXPECT_EQ(walk::shape<__half>(c.meant.p).blocks, n > slots ? 6 : 5) << n << " heads";
+#endif
+    for (int parts : {0, 1, 2, 3}) {
+      c.run(parts);
+      EXPECT_EQ(c.verdict(), "") << n << " heads, " << parts << " parts";
+    }
+  }
+}
 #endif
 
 // Parts of keys by the wrong tile would see keys twice, or not at all: equal weights count them.
