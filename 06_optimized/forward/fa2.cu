@@ -13,7 +13,7 @@
 // What should limit it: by mma.sync an SM reaches not much over half of its peak; the rungs after
 // this one leave mma.sync behind.
 //
-// Measured: 341 TFLOP/s, and 330 with a causal mask; round by round 1.01 and 1.17 of PyTorch's
+// Measured: 340 TFLOP/s, and 330 with a causal mask; round by round 1.03 and 1.16 of PyTorch's
 // FlashAttention-2.
 #include <type_traits>
 
