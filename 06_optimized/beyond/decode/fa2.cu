@@ -304,16 +304,6 @@ void launch(const Problem& p, const Tensors<T>& t, const Parts& parts, float sca
                 in_16_bytes(t.new_K) && in_16_bytes(t.new_V));
 }
 
-// Blocks if keys have no parts, and how many of them the GPU has room for at once.
-template <class Sizes>
-std::int64_t heads(const Problem& p) {
-  return p.B * p.Hkv * row_tiles(p, Sizes::Br);
-}
-template <class Sizes>
-std::int64_t slots() {
-  return std::int64_t(Sizes::blocks) * processors();
-}
-
 // run(Tile), of the one that p wants
 template <class Run>
 auto with_tile(const Problem& p, const Run& run) {
@@ -322,11 +312,14 @@ auto with_tile(const Problem& p, const Run& run) {
   using SixBlocks = Tile<64, 6, 4, 2>;
   if (p.d > 128) return run(Tile<256, 2>());
   if (p.d > 64) return run(Tile<128, 4>());
+  // Blocks if keys have no parts, and how many of them the GPU has room for at once.
+  const std::int64_t heads = p.B * p.Hkv * row_tiles(p, FiveBlocks::Br);
+  const std::int64_t eights = std::int64_t(EightWarps::blocks) * processors();
+  const std::int64_t fives = std::int64_t(FiveBlocks::blocks) * processors();
   // One wave, and half of it at least. With more than 16384 keys a merge costs next to nothing, and
   // parts are faster.
-  const std::int64_t eights = heads<EightWarps>(p), wave = slots<EightWarps>();
-  if (wave < 2 * eights && eights <= wave && p.Nk <= 16384) return run(EightWarps());
-  if (heads<FiveBlocks>(p) <= slots<FiveBlocks>()) return run(FiveBlocks());
+  if (eights < 2 * heads && heads <= eights && p.Nk <= 16384) return run(EightWarps());
+  if (heads <= fives) return run(FiveBlocks());
   return run(SixBlocks());
 }
 

@@ -108,8 +108,9 @@ def measuring(build: Path) -> list[Step]:
              "--kernels", "swizzle,best,best_deterministic"),
             (*compare, "--pass", "forward,backward", "--groups", "8", "--d", "64,128", "--lengths", "1024,4096,16384",
              "--chip", "hot", "--kernels", "hopper,best,best_deterministic"),
-            (*compare, "--pass", "step,forward,backward", "--lengths", "16384,1024", "--chip", "sustained",
-             "--kernels", "hopper,best,best_deterministic")),
+            (*compare, "--pass", "forward", "--lengths", "16384,1024", "--chip", "sustained", "--kernels", "hopper"),
+            (*compare, "--pass", "step,backward", "--lengths", "16384,1024", "--chip", "sustained",
+             "--kernels", "best,best_deterministic")),
             "06.json", ("gpu", "torch"), peer, resumes=True)]
     steps += [Step(f"06-timeline-{ladder}", (python(check / "timeline.py", "measure", PART, "--ladder", ladder),),
                    output, ("gpu", "nvcc"))
