@@ -50,8 +50,10 @@ const char* name(BackwardKernel kernel);
 
 // What `kernel` stands for on a GPU of this compute capability (80 for 8.0), if the copy engine can
 // read and write the tensors. At d > 128 hopper stands for two_kernels, which is faster there: the
-// sums of dK and dV fill the registers.
-BackwardKernel chosen(const Problem& p, BackwardKernel kernel, int here);
+// sums of dK and dV fill the registers. If dQ must have the same bits, best is two_kernels with a
+// mask and large groups, too: eight heads at d <= 64, four at d <= 128.
+BackwardKernel chosen(const Problem& p, BackwardKernel kernel, int here,
+                      bool deterministic = false);
 
 struct BackwardOptions {
   BackwardKernel kernel = BackwardKernel::best;

@@ -6,6 +6,7 @@
 #include <numeric>
 #include <stdexcept>
 #include <string>
+#include <tuple>
 #include <type_traits>
 #include <vector>
 
@@ -178,6 +179,29 @@ TEST(BackwardCapability, OfTheBestKernel) {
   }
 }
 
+// With the same bits, a mask and large groups, hopper's turns are too long: 512 columns of Q, all
+// heads of a group counted. Only the best is chosen, and only on 9.0.
+TEST(BackwardCapability, OfTheBestKernelWithTheSameBits) {
+  Problem p;
+  p.Hkv = 2;
+  for (Causal mask : {Causal::none, Causal::top_left, Causal::bottom_right})
+    for (auto [d, group, long_turns] : {std::tuple{64, 4, false},
+                                        {64, 8, true},
+                                        {40, 8, true},
+                                        {128, 2, false},
+                                        {128, 4, true},
+                                        {128, 8, true}}) {
+      p.causal = mask, p.d = d, p.Hq = 2 * group;
+      EXPECT_EQ(
+          optimized::chosen(p, BackwardKernel::best, 90, true),
+          mask != Causal::none && long_turns ? BackwardKernel::two_kernels : BackwardKernel::hopper)
+          << "d = " << d << ", " << group << " heads";
+      EXPECT_EQ(optimized::chosen(p, BackwardKernel::best, 90), BackwardKernel::hopper);
+      EXPECT_EQ(optimized::chosen(p, BackwardKernel::hopper, 90, true), BackwardKernel::hopper);
+      EXPECT_EQ(optimized::chosen(p, BackwardKernel::best, 80, true), BackwardKernel::swizzle);
+    }
+}
+
 // Who is named is taken, even where it cannot run; but hopper is no kernel for d > 128.
 TEST(BackwardCapability, OfAKernelThatIsNamed) {
   Problem p;
@@ -231,6 +255,19 @@ TEST_F(GpuBackward, TakesSwizzleWhereTheTensorsAreNotForHopper) {
       }
     }
   }
+}
+
+// Where turns would be too long.
+TEST_F(GpuBackward, TakesTwoKernelsForLargeGroupsInTheSameBits) {
+  Spec s = spec(65, 130, 64, Causal::bottom_right);
+  s.p.Hq = 8;
+  s.p.Hkv = 1;
+  BackwardCase<bf16> c(s);
+  EXPECT_EQ(run(c, {BackwardKernel::best, true}),
+            on_hopper() ? BackwardKernel::two_kernels : BackwardKernel::swizzle);
+  EXPECT_EQ(c.verdict(), "");
+  EXPECT_EQ(run(c, {BackwardKernel::best, false}), best_here(c.p));
+  EXPECT_EQ(c.verdict(), "");
 }
 
 // One tensor is enough, of those that the copy engine reads or writes: sums of dQ leave without it,

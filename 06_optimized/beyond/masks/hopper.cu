@@ -25,8 +25,6 @@ namespace {
 
 using namespace optimized;
 
-constexpr bool clamp = true;  // a row that has seen nothing: see new_maximum_of()
-
 // The numbered barriers: whose turn it is to issue products, one for each group; a group's own,
 // when it has filled V with zeros; the loader's own, when it has carried a tile.
 constexpr int turn = 1, zeros = 5, carried = 8;
@@ -184,7 +182,7 @@ __device__ void compute(Shared<Tiles, T>& shared, const ForwardMaps& maps, const
       wgmma_wait<0>(S);
       if (leader) arrive(&shared.K_free[kv.at]);
       hide(S, shared_task, row, j * Bc);
-      softmax<Tiles::branch, clamp>(S, c, m, l, alpha);
+      fast_softmax<Tiles::branch>(S, c, m, l, alpha);
       round_to<T>(P, S);
     }
     if (const int here = length - j * Bc; length < p.Nk && here < Bc) {
@@ -211,7 +209,7 @@ __device__ void compute(Shared<Tiles, T>& shared, const ForwardMaps& maps, const
       wgmma_wait<1>(S);
       if (leader) arrive(&shared.K_free[kv.at]);
       if constexpr (decltype(masked)::value) hide(S, shared_task, row, j * Bc);
-      softmax<Tiles::branch, clamp>(S, c, m, l, alpha);
+      fast_softmax<Tiles::branch>(S, c, m, l, alpha);
       // ptxas moves this wait up between the exponentials, unless a branch is in the way.
       if (Tiles::branch == Branch::after_weights && l[0] + l[1] < 0) stop();
       wgmma_wait<0>(O);
