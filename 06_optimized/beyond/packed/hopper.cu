@@ -234,8 +234,8 @@ __device__ void compute(Shared<Tiles, T>& shared, const ForwardMaps& maps, const
       float S[Bc / 2];
       const Ring<Tiles::stages> before = kv;
       kv.next();
-      wait(&shared.K_full[kv.at], kv.phase);
       my_turn();
+      wait(&shared.K_full[kv.at], kv.phase);
       wgmma_fence();
       multiply_transposed<T, D, Br, Bc>(S, Qi, shared.K[kv.at]);
       wgmma_commit();
@@ -252,8 +252,8 @@ __device__ void compute(Shared<Tiles, T>& shared, const ForwardMaps& maps, const
       if (Tiles::branch == Branch::after_weights && l[0] + l[1] < 0) stop();
       wgmma_wait<0>(O);
       if (leader) arrive(&shared.V_free[before.at]);
-      round_to<T>(P, S);
       scale_rows(O, alpha);
+      round_to<T>(P, S);
     };
     --j;
 #pragma unroll 1
