@@ -10,7 +10,7 @@
 // What should change: a softmax that is shorter by about one maximum, some 250 of 1900 cycles. The
 // same instructions, and one branch.
 //
-// Measured: 675 TFLOP/s after 657 (round by round 4 % more), cool 691 after 679; in
+// Measured: 665 TFLOP/s after 643 (round by round 4 % more), cool 683 after 670; in
 // the last kernel 7 %.
 #include "06_optimized/forward/forward.hpp"
 #include "06_optimized/forward/softmax.cuh"
