@@ -182,8 +182,8 @@ TEST_F(Gpu, ForwardSaysWhoStoodInWithoutKeys) {
   }
 }
 
-// For d = 128 hopper has other tiles from 2048 keys on: O leaves through Q.
-TEST_F(Gpu, HopperWithManyKeysLeavesThroughQ) {
+// Many more blocks of keys than buffers, and a last one of two keys.
+TEST_F(Gpu, HopperWithManyKeys) {
   if (!on_hopper()) GTEST_SKIP() << unavailable(Kernel::hopper);
   Spec s = spec(270, 2050, 128);
   s.p.Hq = s.p.Hkv = 2;

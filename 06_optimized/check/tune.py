@@ -85,7 +85,7 @@ class Hopper(Space):
         by_hand = {key: name for key, (name, _) in self.in_code().items()}
         found = []
         for d, groups, Bc, stages, Qs, O in product(
-            self.d, (1, 2, 3, 4), range(48, 272, 16), (2, 3), (1, 2), ("own", "Q", "V")
+            self.d, (1, 2, 3, 4), range(48, 272, 16), (2, 3), (1, 2), ("own", "V")
         ):
             Br, threads = 64 * groups, 128 * (groups + 1)
             shared = 1024 + 2 * d * (Br * Qs + 2 * stages * Bc + (Br if O == "own" else 0))
@@ -149,12 +149,12 @@ struct Tuned : Tiles<{d}, {groups}, {Bc}> {{
         text = (ROOT / self.file).read_text(encoding="utf-8")
         for line in (
             "if (p.d > 128) return run(launch<D256, T>);",
-            "if (p.d > 64) return run(p.Nk < 2048 ? launch<D128Short, T> : launch<D128, T>);",
+            "if (p.d > 64) return run(launch<D128, T>);",
             "run(taken && p.Nk <= 1024 ? launch<D64Short, T> : launch<D64, T>);",
         ):
             if line not in text:
                 raise Bad(f"{self.file} chooses other tiles than 06_optimized/check/tune.py says: no '{line}'")
-        short = d == 128 and n < 2048 or d == 64 and mask == "causal" and n <= 1024
+        short = d == 64 and mask == "causal" and n <= 1024
         return self.in_code()[d, "Short" if short else ""][0]
 
 

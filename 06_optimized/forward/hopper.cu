@@ -197,7 +197,7 @@ __device__ void compute(Shared<Tiles, T>& shared, const ForwardMaps& maps, const
     for (; j >= 0; --j) step(std::false_type());
 
     // The last O += P V. Q is no longer needed: the next one may come.
-    if (Tiles::O != Through::Q) release_Q();
+    release_Q();
     const Ring<Tiles::stages> last = kv;
     wait(&shared.V_full[last.at], last.phase);
     wgmma_fence();
@@ -222,15 +222,12 @@ __device__ void compute(Shared<Tiles, T>& shared, const ForwardMaps& maps, const
                      task.b);
       leaving = true;
     } else {
-      if (Tiles::O == Through::own && lane == 0) tma_wait_read();
+      if (lane == 0) tma_wait_read();
       __syncwarp();  // what was there has left
-      T* Oi = (Tiles::O == Through::own ? shared.O : shared.Q[q.at]) + warp_row * 64;
-      store_rows<Br>(maps.O, Oi, O, lane, task.i0, warp_row, task.h, task.b);
-      if (Tiles::O == Through::Q && lane == 0) tma_wait_read();
+      store_rows<Br>(maps.O, shared.O + warp_row * 64, O, lane, task.i0, warp_row, task.h, task.b);
     }
-    if (Tiles::O == Through::Q) release_Q();
   }
-  if (Tiles::tma && Tiles::O != Through::Q && lane == 0) tma_wait_read();
+  if (Tiles::tma && lane == 0) tma_wait_read();
 }
 
 template <class Tiles, class T>
@@ -286,7 +283,7 @@ void launch_hopper(const Problem& p, const Forward<T>& t, float scale, unsigned*
   if (!maps && p.d <= 128) return run(launch<Carried<128>, T>);
   if (!maps) return run(launch<Carried<256>, T>);
   if (p.d > 128) return run(launch<D256, T>);
-  if (p.d > 64) return run(p.Nk < 2048 ? launch<D128Short, T> : launch<D128, T>);
+  if (p.d > 64) return run(launch<D128, T>);
   run(taken && p.Nk <= 1024 ? launch<D64Short, T> : launch<D64, T>);
 }
 

@@ -7,8 +7,8 @@
 
 namespace fa::optimized {
 
-// What O leaves through: a buffer of its own, that of Q, or the two of V.
-enum class Through { own, Q, V };
+// What O leaves through: a buffer of its own, the two of V, or, without TMA, none.
+enum class Through { own, V, none };
 
 // `groups` warpgroups of 64 rows each share tiles of Bc keys. All that follows is measured.
 template <int D_, int groups_, int Bc_>
@@ -34,12 +34,8 @@ struct D64Short : Tiles<64, 2, 128> {
 };
 struct D128 : Tiles<128, 2, 128> {
   static constexpr int Q_buffers = 2;
-  static constexpr Through O = Through::Q;
-  static constexpr Branch branch = Branch::after_first_maximum;
-};
-// With a buffer of O's own the next tile begins while O leaves, which counts where tiles are short.
-struct D128Short : D128 {
   static constexpr Through O = Through::own;
+  static constexpr Branch branch = Branch::after_first_maximum;
 };
 // Q is 64 KiB, K and V twice 80 keys 160: nothing is left for a second Q or for O. O leaves through
 // V's two buffers, a group through each, so that Q is free for the next tile before O is complete.
@@ -52,7 +48,7 @@ struct D256 : Tiles<256, 2, 80> {
 template <int D>
 struct Carried : Tiles<D, 2, 64> {
   static constexpr int Q_buffers = 1;
-  static constexpr Through O = Through::Q;
+  static constexpr Through O = Through::none;
   static constexpr Branch branch = Branch::none;
   static constexpr bool tma = false;
 };

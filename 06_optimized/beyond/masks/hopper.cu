@@ -234,7 +234,7 @@ __device__ void compute(Shared<Tiles, T>& shared, const ForwardMaps& maps, const
     }
 
     // The last O += P V. Q is no longer needed: the next one may come.
-    if (Tiles::O != Through::Q) release_Q();
+    release_Q();
     const Ring<Tiles::stages> last = kv;
     wait(&shared.V_full[last.at], last.phase);
     wgmma_fence();
@@ -258,15 +258,12 @@ __device__ void compute(Shared<Tiles, T>& shared, const ForwardMaps& maps, const
                      task.b);
       leaving = true;
     } else {
-      if (Tiles::O == Through::own && lane == 0) tma_wait_read();
+      if (lane == 0) tma_wait_read();
       __syncwarp();  // what was there has left
-      T* Oi = (Tiles::O == Through::own ? shared.O : shared.Q[q.at]) + warp_row * 64;
-      store_rows<Br>(maps.O, Oi, O, lane, task.i0, warp_row, task.h, task.b);
-      if (Tiles::O == Through::Q && lane == 0) tma_wait_read();
+      store_rows<Br>(maps.O, shared.O + warp_row * 64, O, lane, task.i0, warp_row, task.h, task.b);
     }
-    if (Tiles::O == Through::Q) release_Q();
   }
-  if (Tiles::O != Through::Q && lane == 0) tma_wait_read();
+  if (lane == 0) tma_wait_read();
 }
 
 template <class Tiles, class T>
@@ -328,8 +325,6 @@ template <class T>
 void launch_hopper(const Problem& p, const Pattern& pattern, const Forward<T>& t, float scale,
                    cudaStream_t stream) {
   if (p.d > 128) return launch<D256>(p, pattern, t, scale, stream);
-  if (p.d > 64 && pattern.left + pattern.right < 2048)
-    return launch<D128Short>(p, pattern, t, scale, stream);
   if (p.d > 64) return launch<D128>(p, pattern, t, scale, stream);
   if (p.Nq > 1024 && pattern.left + pattern.right >= 1024)
     return launch<D64>(p, pattern, t, scale, stream);

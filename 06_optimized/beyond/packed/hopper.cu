@@ -348,7 +348,7 @@ template <class T>
 void launch_hopper(const Problem& p, const Forward<T>& t, const Side& queries, const List& list,
                    int* taken, float scale, cudaStream_t stream) {
   if (p.d > 128) return launch<D256>(p, t, list, taken, scale, stream);
-  if (p.d > 64) return launch<D128Short>(p, t, list, taken, scale, stream);
+  if (p.d > 64) return launch<D128>(p, t, list, taken, scale, stream);
   if (queries.tall == D64::Br) return launch<D64>(p, t, list, taken, scale, stream);
   launch<D64Short>(p, t, list, taken, scale, stream);
 }
