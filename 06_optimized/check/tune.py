@@ -141,6 +141,8 @@ struct Tuned : Tiles<{d}, {groups}, {Bc}> {{
             if len(sizes) != 3 or not of_Q or not of_O:
                 raise Bad(f"shapes.cuh: cannot read {struct}")
             d, groups, Bc = sizes
+            if "cluster = 2" in body:  # no choice of sizes (docs/tuning.md)
+                continue
             key = d, "Short" if struct.endswith("Short") else ""
             found[key] = name(64 * groups, Bc, stages=2, Qs=int(of_Q[1]), O=of_O[1]), struct
         return found
@@ -149,7 +151,7 @@ struct Tuned : Tiles<{d}, {groups}, {Bc}> {{
         text = (ROOT / self.file).read_text(encoding="utf-8")
         for line in (
             "if (p.d > 128) return run(launch<D256, T>);",
-            "if (p.d > 64) return run(launch<D128, T>);",
+            "if (p.d > 64) return run(pairs ? launch<D128Pair, T> : launch<D128, T>);",
             "run(taken && p.Nk <= 1024 ? launch<D64Short, T> : launch<D64, T>);",
         ):
             if line not in text:

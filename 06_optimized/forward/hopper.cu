@@ -58,8 +58,8 @@ __device__ void load(Shared<Tiles, T>& shared, const ForwardMaps& maps, const Pr
     const int hk = int(p.key_head(max(task.h, 0)));
     const auto bring_K = [&](int j) {
       wait(&shared.K_free[k.at], k.phase ^ 1);
-      bring<Tiles, Bc>(shared.K[k.at], maps.K, t.K, &shared.K_full[k.at], carried, task.length, p.d,
-                       j * Bc, hk, task.b);
+      bring_keys<Tiles>(shared.K[k.at], maps.K, t.K, &shared.K_full[k.at], carried, task.length,
+                        p.d, j * Bc, hk, task.b);
       k.next();
     };
     const auto bring_V = [&](int j) {
@@ -68,8 +68,8 @@ __device__ void load(Shared<Tiles, T>& shared, const ForwardMaps& maps, const Pr
         o.next();
       }
       wait(&shared.V_free[v.at], v.phase ^ 1);
-      bring<Tiles, Bc>(shared.V[v.at], maps.V, t.V, &shared.V_full[v.at], carried, task.length, p.d,
-                       j * Bc, hk, task.b);
+      bring_keys<Tiles>(shared.V[v.at], maps.V, t.V, &shared.V_full[v.at], carried, task.length,
+                        p.d, j * Bc, hk, task.b);
       v.next();
     };
     constexpr bool K_first = Tiles::Q_buffers == 1;  // its buffer is free before that of Q
@@ -102,8 +102,7 @@ __device__ void compute(Shared<Tiles, T>& shared, const ForwardMaps& maps, const
   const int lane = threadIdx.x % 32;
   const int warp_row = 64 * group + 16 * warp;  // of the tile: where the warp's 16 rows begin
   const int row = warp_row + lane / 4;          // the thread's; the other is 8 below
-  const bool leader = threadIdx.x % 128 == 0;
-  const float c = scale * log2_e;  // exp(scale x) = 2^(c x)
+  const float c = scale * log2_e;               // exp(scale x) = 2^(c x)
 
   // The groups issue their products in turn: one's softmax runs under the other's products.
   const auto my_turn = [&] { sync(turn + group, 256); };
@@ -127,7 +126,7 @@ __device__ void compute(Shared<Tiles, T>& shared, const ForwardMaps& maps, const
         if (n > 0) my_turn(), next_turn();
         wait(&shared.V_full[kv.at], kv.phase);
         sync(own + group, 128);  // its last warp, too, has found these phases
-        if (leader) arrive(&shared.K_free[kv.at]), arrive(&shared.V_free[kv.at]);
+        give_back<Tiles>(&shared.K_free[kv.at]), give_back<Tiles>(&shared.V_free[kv.at]);
       }
       release_Q();
       continue;
@@ -148,12 +147,12 @@ __device__ void compute(Shared<Tiles, T>& shared, const ForwardMaps& maps, const
       wgmma_commit();
       if (Tiles::O == Through::V && leaving && lane == 0) {
         tma_wait_read();
-        arrive(&shared.O_left);
+        arrive_at_all<Tiles>(&shared.O_left);
       }
 #pragma unroll
       for (int i = 0; i < D / 2; ++i) O[i] = 0;
       wgmma_wait<0>(S);
-      if (leader) arrive(&shared.K_free[kv.at]);
+      give_back<Tiles>(&shared.K_free[kv.at]);
       hide(S, visible, j * Bc);
       fast_softmax<Tiles::branch>(S, c, m, l, alpha);
       round_to<T>(P, S);
@@ -180,13 +179,13 @@ __device__ void compute(Shared<Tiles, T>& shared, const ForwardMaps& maps, const
       wgmma_commit();
       next_turn();
       wgmma_wait<1>(S);
-      if (leader) arrive(&shared.K_free[kv.at]);
+      give_back<Tiles>(&shared.K_free[kv.at]);
       if constexpr (decltype(masked)::value) hide(S, visible, j * Bc);
       fast_softmax<Tiles::branch>(S, c, m, l, alpha);
       // ptxas moves this wait up between the exponentials, unless a branch is in the way.
       if (Tiles::branch == Branch::after_weights && l[0] + l[1] < 0) stop();
       wgmma_wait<0>(O);
-      if (leader) arrive(&shared.V_free[before.at]);
+      give_back<Tiles>(&shared.V_free[before.at]);
       scale_rows(O, alpha);
       round_to<T>(P, S);
     };
@@ -204,7 +203,7 @@ __device__ void compute(Shared<Tiles, T>& shared, const ForwardMaps& maps, const
     multiply_add<T, Bc>(O, P, shared.V[last.at]);
     wgmma_commit();
     wgmma_wait<0>(O);
-    if (leader) arrive(&shared.V_free[last.at]);
+    give_back<Tiles>(&shared.V_free[last.at]);
     kv.next();
 
     // O_i = O / l, L_i = scale m + log l
@@ -238,12 +237,12 @@ __global__ void __launch_bounds__(Tiles::threads, 1)
   auto& shared = FA_DYNAMIC_SHARED(Shared<Tiles, T>);
   if (threadIdx.x == 0) {
     init(shared.Q_full, shared.Q_free, 4 * Tiles::groups);
-    init(shared.K_full, shared.K_free, Tiles::groups);
-    init(shared.V_full, shared.V_free, Tiles::groups);
-    init(&shared.O_left, 4 * Tiles::groups);
+    init(shared.K_full, shared.K_free, Tiles::cluster * Tiles::groups);
+    init(shared.V_full, shared.V_free, Tiles::cluster * Tiles::groups);
+    init(&shared.O_left, Tiles::cluster * 4 * Tiles::groups);
     fence_barriers();
   }
-  __syncthreads();
+  Tiles::cluster > 1 ? sync_cluster() : __syncthreads();
   if (uniform(threadIdx.x / 128) == 0) {
     give_registers<Tiles::loader_registers>();
     if (!Tiles::tma || (threadIdx.x < 32 && elected()))
@@ -252,6 +251,7 @@ __global__ void __launch_bounds__(Tiles::threads, 1)
     take_registers<Tiles::registers>();
     compute<Tiles>(shared, maps, p, t, scale);
   }
+  if (Tiles::cluster > 1) sync_cluster();  // others may still arrive here
 }
 
 template <class Tiles, class T>
@@ -259,15 +259,17 @@ void launch(const Problem& p, const Forward<T>& t, float scale, unsigned* taken,
             cudaStream_t stream, bool by_tile) {
   constexpr std::size_t bytes = sizeof(Shared<Tiles, T>);
   static_assert(bytes <= 227 * 1024);
-  const ForwardMaps maps = Tiles::tma ? maps_of(p, t, Tiles::Br, Tiles::Bc) : ForwardMaps{};
+  const ForwardMaps maps =
+      Tiles::tma ? maps_of(p, t, Tiles::Br, Tiles::Bc / Tiles::cluster) : ForwardMaps{};
   const Order<int> order = order_of<Tiles>(p, taken);
   if (taken) FA_CUDA_CHECK(cudaMemsetAsync(taken, 0, sizeof *taken, stream));
   const auto kernel = hopper_kernel<Tiles, T>;
   allow_shared_memory(kernel, bytes);
   const int tiles = order.tiles * order.heads;
   const int blocks = by_tile ? tiles : std::min(processors(), tiles);
-  FA_LAUNCH(kernel, dim3(unsigned(blocks)), dim3(Tiles::threads), bytes, stream, maps, p, t, order,
-            taken, scale);
+  FA_LAUNCH_CLUSTERS(Tiles::cluster, kernel,
+                     dim3(unsigned(blocks / Tiles::cluster * Tiles::cluster)), dim3(Tiles::threads),
+                     bytes, stream, maps, p, t, order, taken, scale);
 }
 
 }  // namespace
@@ -283,7 +285,9 @@ void launch_hopper(const Problem& p, const Forward<T>& t, float scale, unsigned*
   if (!maps && p.d <= 128) return run(launch<Carried<128>, T>);
   if (!maps) return run(launch<Carried<256>, T>);
   if (p.d > 128) return run(launch<D256, T>);
-  if (p.d > 64) return run(launch<D128, T>);
+  // Without a mask neighbouring tiles of a head see the same keys.
+  const bool pairs = !taken && p.Nk >= 8192 && (p.Nq + D128Pair::Br - 1) / D128Pair::Br % 2 == 0;
+  if (p.d > 64) return run(pairs ? launch<D128Pair, T> : launch<D128, T>);
   run(taken && p.Nk <= 1024 ? launch<D64Short, T> : launch<D64, T>);
 }
 

@@ -66,6 +66,35 @@ __device__ inline void wait(Barrier* b, std::uint32_t phase) {
   while (!done);
 }
 
+// ---- clusters: blocks that run at the same time and reach each other's shared memory ----
+
+__device__ inline unsigned rank_in_cluster() {
+  unsigned r;
+  asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(r));
+  return r;
+}
+// Arrives at the barrier that lies at the same place in the block of that rank. It orders nothing
+// but what has ended by then, as products waited for have: `.release.cluster` takes much longer.
+__device__ inline void arrive_at(Barrier* b, unsigned rank) {
+  asm volatile(
+      "{ .reg .b32 there;\n"
+      "mapa.shared::cluster.u32 there, %0, %1;\n"
+      "mbarrier.arrive.shared::cluster.b64 _, [there]; }"
+      :
+      : "r"(shared_address(b)), "r"(rank)
+      : "memory");
+}
+// __syncthreads for all blocks of a cluster: before one arrives where another has yet to initialise
+// its barriers, or ends where another will still arrive.
+__device__ inline void sync_cluster() {
+  asm volatile(
+      "barrier.cluster.arrive.release.aligned;\n"
+      "barrier.cluster.wait.acquire.aligned;"
+      :
+      :
+      : "memory");
+}
+
 // ---- numbered barriers, 1 to 15 (0 is __syncthreads) ----
 // `threads` of the block, a multiple of 32, take part: some wait, others only say that they came.
 

@@ -111,6 +111,18 @@ __device__ inline void tma_load(void* to, const CUtensorMap& map, Barrier* full,
         "r"(b)
       : "memory");
 }
+// The same box for several blocks of a cluster: bit r of `ranks` says that it comes to the block of
+// rank r, too, to the same place as here, and is counted by the barrier at the same place there.
+__device__ inline void tma_load_to_all(void* to, const CUtensorMap& map, Barrier* full, int x,
+                                       int i, int h, int b, std::uint16_t ranks) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+      ".multicast::cluster [%0], [%1, {%3, %4, %5, %6}], [%2], %7;"
+      :
+      : "r"(shared_address(to)), "l"(&map), "r"(shared_address(full)), "r"(x), "r"(i), "r"(h),
+        "r"(b), "h"(ranks)
+      : "memory");
+}
 // What lies outside the tensor is not written, if d is a multiple of 8: with d = 1 the neighbour of
 // the last column was seen to be written too.
 __device__ inline void tma_store(const CUtensorMap& map, const void* from, int x, int i, int h,

@@ -128,14 +128,14 @@ inline int processors() { return of_this_gpu(cudaDevAttrMultiProcessorCount); }
 // FA_LAUNCH(kernel, grid, block, shared_bytes, stream, arguments...):
 // kernel<<<grid, block, shared_bytes, stream>>>(arguments...), checked. It does not wait.
 #ifdef FA_EMULATED
-#define FA_LAUNCH_ON_CPU(early, kernel, grid, block, shared_bytes, stream, ...)                  \
-  do {                                                                                           \
-    ::fa::check_no_earlier_error(#kernel, __FILE__, __LINE__);                                   \
-    ::fa::emulator::launch(#kernel, reinterpret_cast<const void*>(&*kernel), early, grid, block, \
-                           shared_bytes, stream, [&] { kernel(__VA_ARGS__); });                  \
-    ::fa::check_launch(#kernel, __FILE__, __LINE__, FA_BUILT_FOR, stream);                       \
+#define FA_LAUNCH_ON_CPU(how, kernel, grid, block, shared_bytes, stream, ...)                  \
+  do {                                                                                         \
+    ::fa::check_no_earlier_error(#kernel, __FILE__, __LINE__);                                 \
+    ::fa::emulator::launch(#kernel, reinterpret_cast<const void*>(&*kernel), how, grid, block, \
+                           shared_bytes, stream, [&] { kernel(__VA_ARGS__); });                \
+    ::fa::check_launch(#kernel, __FILE__, __LINE__, FA_BUILT_FOR, stream);                     \
   } while (false)
-#define FA_LAUNCH(...) FA_LAUNCH_ON_CPU(false, __VA_ARGS__)
+#define FA_LAUNCH(...) FA_LAUNCH_ON_CPU(::fa::emulator::How{}, __VA_ARGS__)
 #else
 #define FA_LAUNCH(kernel, grid, block, shared_bytes, stream, ...)          \
   do {                                                                     \
@@ -150,29 +150,62 @@ inline int processors() { return of_this_gpu(cudaDevAttrMultiProcessorCount); }
 // all blocks of that kernel have allowed it or ended. On the CPU that one has always ended, and the
 // two are judged as if they ran at once (common/emulator/overlap.cpp).
 #if defined(FA_EMULATED)
-#define FA_LAUNCH_EARLY(...) FA_LAUNCH_ON_CPU(true, __VA_ARGS__)
+#define FA_LAUNCH_EARLY(...) FA_LAUNCH_ON_CPU(::fa::emulator::How{.early = true}, __VA_ARGS__)
 #elif defined(__CUDACC__)
+template <class... Parameters, class... Arguments>
+void launch_with(cudaLaunchAttribute attribute, void (*kernel)(Parameters...), dim3 grid,
+                 dim3 block, std::size_t shared_bytes, cudaStream_t stream,
+                 Arguments&&... arguments) {
+  cudaLaunchConfig_t config{};
+  config.gridDim = grid;
+  config.blockDim = block;
+  config.dynamicSmemBytes = shared_bytes;
+  config.stream = stream;
+  config.attrs = &attribute;
+  config.numAttrs = 1;
+  // As after <<<>>>, an error is left for check_launch to find.
+  cudaLaunchKernelEx(&config, kernel, std::forward<Arguments>(arguments)...);
+}
 template <class... Parameters, class... Arguments>
 void launch_early(void (*kernel)(Parameters...), dim3 grid, dim3 block, std::size_t shared_bytes,
                   cudaStream_t stream, Arguments&&... arguments) {
   cudaLaunchAttribute early{};
   early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   early.val.programmaticStreamSerializationAllowed = 1;
-  cudaLaunchConfig_t config{};
-  config.gridDim = grid;
-  config.blockDim = block;
-  config.dynamicSmemBytes = shared_bytes;
-  config.stream = stream;
-  config.attrs = &early;
-  config.numAttrs = 1;
-  // As after <<<>>>, an error is left for check_launch to find.
-  cudaLaunchKernelEx(&config, kernel, std::forward<Arguments>(arguments)...);
+  launch_with(early, kernel, grid, block, shared_bytes, stream,
+              std::forward<Arguments>(arguments)...);
 }
 #define FA_LAUNCH_EARLY(kernel, grid, block, shared_bytes, stream, ...)                       \
   do {                                                                                        \
     ::fa::check_no_earlier_error(#kernel, __FILE__, __LINE__);                                \
     ::fa::launch_early(kernel, grid, block, shared_bytes, stream __VA_OPT__(, ) __VA_ARGS__); \
     ::fa::check_launch(#kernel, __FILE__, __LINE__, FA_BUILT_FOR, stream);                    \
+  } while (false)
+#endif
+
+// FA_LAUNCH_CLUSTERS(cluster, ...): the same as FA_LAUNCH, and each `cluster` blocks that follow one
+// another in x run at the same time, near each other (from compute capability 9.0 on); the grid's x
+// is a multiple of it.
+#if defined(FA_EMULATED)
+#define FA_LAUNCH_CLUSTERS(size, ...) \
+  FA_LAUNCH_ON_CPU(::fa::emulator::How{.cluster = size}, __VA_ARGS__)
+#elif defined(__CUDACC__)
+template <class... Parameters, class... Arguments>
+void launch_clusters(unsigned size, void (*kernel)(Parameters...), dim3 grid, dim3 block,
+                     std::size_t shared_bytes, cudaStream_t stream, Arguments&&... arguments) {
+  cudaLaunchAttribute cluster{};
+  cluster.id = cudaLaunchAttributeClusterDimension;
+  cluster.val.clusterDim.x = size;
+  cluster.val.clusterDim.y = cluster.val.clusterDim.z = 1;
+  launch_with(cluster, kernel, grid, block, shared_bytes, stream,
+              std::forward<Arguments>(arguments)...);
+}
+#define FA_LAUNCH_CLUSTERS(size, kernel, grid, block, shared_bytes, stream, ...) \
+  do {                                                                           \
+    ::fa::check_no_earlier_error(#kernel, __FILE__, __LINE__);                   \
+    ::fa::launch_clusters(size, kernel, grid, block, shared_bytes,               \
+                          stream __VA_OPT__(, ) __VA_ARGS__);                    \
+    ::fa::check_launch(#kernel, __FILE__, __LINE__, FA_BUILT_FOR, stream);       \
   } while (false)
 #endif
 

@@ -68,7 +68,7 @@ struct Here {
 extern Here here;
 inline Fiber& self() { return *here.fiber; }
 inline unsigned thread() { return here.thread; }
-std::vector<Fiber>& all_threads();  // of the block that runs
+std::vector<Fiber>& all_threads();  // of the block that runs, or of all blocks of its cluster
 
 void wait(bool (*ends)(const void*), std::string (*what)(const void*), const void* of, Place);
 // Until ends() is true. what() says for people what is waited for.
@@ -92,6 +92,17 @@ void maybe_others_first();
 // For ThreadSanitizer: what came before a release of x happens before what follows its acquire.
 void release(const void* x);
 void acquire(const void* x);
+
+// ---- clusters ----
+// The blocks of a cluster are under way together, as one: threads are numbered through, those of
+// one block after the other, and so lie their shared memories. A block alone is a cluster of one.
+
+unsigned blocks_of_cluster();
+unsigned rank();  // of this thread's block in its cluster
+unsigned threads_of_block();
+bool has_ended(unsigned rank);            // the block of this rank
+unsigned shared_begin_of(unsigned rank);  // where its shared memory begins
+std::size_t shared_bytes_of_block();
 
 // ---- what is under way ----
 
@@ -132,13 +143,15 @@ struct Deed {
 Deed a_copy();     // to shared memory
 Deed a_store();    // from there
 Deed a_product();  // of this thread's warp
+Deed a_step();     // of this thread: what it does now
 // Orders what this thread has done with what follows where others take it.
 void leave_order(const void* at);
 void take_order(const void* at);
-bool knows_order(const void* at);         // this thread, all that has been left there
-void leave_end_of(Deed, const void* at);  // who takes the order there has waited for it
-void take_end_of(Deed);                   // this thread has waited for it
-bool knows_end_of(Deed);                  // it has, or one who has left it where this took it
+bool knows_order(const void* at);          // this thread, all that has been left there
+void leave_end_of(Deed, const void* at);   // who takes the order there has waited for it
+void take_end_of(Deed);                    // this thread has waited for it
+bool knows_end_of(Deed);                   // it has, or one who has left it where this took it
+bool knows_end_of(Deed, unsigned thread);  // that thread has
 // A finding if a deed touches what another has touched that nothing orders before it.
 void access(Deed by, bool writes, unsigned at, unsigned bytes, Place);
 void read_access(Deed by, const Chunks&, Place);
@@ -237,10 +250,10 @@ inline constexpr bool counted = false;
 inline void count(Op, const void*, unsigned, Place) {}
 #endif
 
-// Counts the blocks that ran, from 1.
+// Counts the blocks, or clusters, that ran, from 1.
 extern std::uint64_t block_number;
 
-// State of the block that instructions need, one object of each kind; gone with the block.
+// State of the block, or cluster, that instructions need, one object of each kind; gone with the block.
 std::shared_ptr<void>& block_state(const void* key);
 template <class T>
 T& of_block() {

@@ -200,15 +200,16 @@ struct Launch {
   const char* kernel;
   void (*thread)(const void* what);
   const void* what;
-  std::vector<Fiber> fibers;
+  unsigned cluster, block_threads;
+  std::vector<Fiber> fibers;  // of the blocks of a cluster, one block after the other
   void* scheduler = nullptr;  // the scheduler's stack pointer while a fiber runs
   void* scheduler_tsan = nullptr;
-  Sync block{};
-  std::vector<Sync> warps;
+  std::vector<Sync> blocks, warps;
   char begin = 0, end = 0;
   std::unique_ptr<char, FreeShared> shared;
-  std::size_t shared_bytes = 0;
-  bool inside = false;  // a fiber runs, not the scheduler
+  std::size_t shared_bytes = 0, from_block_to_block = 0;
+  std::uint64_t first_block = 0;  // of the cluster that runs
+  bool inside = false;            // a fiber runs, not the scheduler
   std::string finding;
   std::list<std::unique_ptr<Pending>> pending;
   std::map<const void*, std::shared_ptr<void>> states;  // see block_state()
@@ -276,8 +277,13 @@ void* fresh_stack(char* stack) {
 // did.
 [[noreturn]] void give_up(const std::string& why) {
   for (const Fiber& f : running->fibers) tsan_join(f.tsan, running->scheduler_tsan);
-  throw std::logic_error(std::string(running->kernel) + ": block " + std::to_string(blockIdx.x) +
-                         why);
+  const unsigned first = blockIdx.x / running->cluster * running->cluster;
+  throw std::logic_error(
+      std::string(running->kernel) + ": block" +
+      (running->cluster == 1
+           ? " " + std::to_string(first)
+           : "s " + std::to_string(first) + "-" + std::to_string(first + running->cluster - 1)) +
+      why);
 }
 
 void resume(unsigned index) {
@@ -285,8 +291,11 @@ void resume(unsigned index) {
   here.fiber = &fiber;
   here.thread = index;
   here.stack = fiber.stack.get();
-  const dim3& b = blockDim;
-  threadIdx = {index % b.x, index / b.x % b.y, index / b.x / b.y};
+  const dim3 &b = blockDim, &g = gridDim;
+  const unsigned t = index % running->block_threads;
+  threadIdx = {t % b.x, t / b.x % b.y, t / b.x / b.y};
+  const std::uint64_t n = running->first_block + rank();
+  blockIdx = {unsigned(n % g.x), unsigned(n / g.x % g.y), unsigned(n / g.x / g.y)};
   if (fiber.state == State::fresh) {
     fiber.at = fresh_stack(fiber.stack.get());
     fiber.copies = {};
@@ -416,6 +425,25 @@ bool run_warp(unsigned first, unsigned end) {
   return ran;
 }
 
+// Opens __syncthreads of those blocks whose threads have all arrived, or returned.
+bool open_block_barriers() {
+  auto& fibers = running->fibers;
+  bool opened = false;
+  for (auto block = fibers.begin(); block != fibers.end(); block += running->block_threads) {
+    const auto end = block + running->block_threads;
+    if (std::any_of(block, end, [](const Fiber& f) {
+          return f.state != State::waits_for_block && f.state != State::done;
+        }))
+      continue;
+    for (auto f = block; f != end; ++f)
+      if (f->state == State::waits_for_block) {
+        f->state = State::ready;
+        opened = true;
+      }
+  }
+  return opened;
+}
+
 // Runs every warp until its threads wait at __syncthreads or have returned, then opens that
 // barrier. If times are random, warps have priorities that change now and then, and the first that
 // can run does: so one may starve for long (as in PCT, "A randomized scheduler with probabilistic
@@ -433,8 +461,6 @@ void run_block() {
   if (random) std::shuffle(order.begin(), order.end(), randomness);
   do {
     ++phase;
-    for (Fiber& f : fibers)
-      if (f.state == State::waits_for_block) f.state = State::ready;
     for (bool ran = true; ran;) {
       ran = false;
       for (const unsigned w : order) {
@@ -445,19 +471,19 @@ void run_block() {
       if (chance(48)) std::shuffle(order.begin(), order.end(), randomness);
       ran = ran || something_happens();
     }
-    if (has(State::waits_for_warp) || has(State::waits)) {
-      std::string why;
-      const auto say = [&](const std::string& more) {
-        why.append(why.empty() ? "" : "; ").append(more);
-      };
-      if (has(State::waits_for_warp))
-        say(list(State::waits_for_warp) +
-            " wait for their warp (__syncwarp or a shuffle), but not all lanes of the mask come");
-      if (has(State::waits)) say(other_waits());
-      if (has(State::waits_for_block)) say(list(State::waits_for_block) + " wait in __syncthreads");
-      give_up(" hangs: " + why);
-    }
-  } while (has(State::waits_for_block));
+  } while (open_block_barriers());
+  if (has(State::waits_for_warp) || has(State::waits)) {
+    std::string why;
+    const auto say = [&](const std::string& more) {
+      why.append(why.empty() ? "" : "; ").append(more);
+    };
+    if (has(State::waits_for_warp))
+      say(list(State::waits_for_warp) +
+          " wait for their warp (__syncwarp or a shuffle), but not all lanes of the mask come");
+    if (has(State::waits)) say(other_waits());
+    if (has(State::waits_for_block)) say(list(State::waits_for_block) + " wait in __syncthreads");
+    give_up(" hangs: " + why);
+  }
   while (!running->pending.empty()) {
     const std::unique_ptr<Pending> one = std::move(running->pending.front());
     running->pending.pop_front();
@@ -537,7 +563,17 @@ bool alike(const void* a, const void* b, std::size_t bytes) {
 }
 void misaligned() { last_error = cudaErrorMisalignedAddress; }
 unsigned lane() { return here.thread % warp_size; }
-void* dynamic_shared_memory() { return running->shared.get(); }
+unsigned blocks_of_cluster() { return running->cluster; }
+unsigned rank() { return here.thread / running->block_threads; }
+unsigned threads_of_block() { return running->block_threads; }
+bool has_ended(unsigned rank) {
+  const auto block = running->fibers.begin() + rank * running->block_threads;
+  return std::all_of(block, block + running->block_threads,
+                     [](const Fiber& f) { return f.state == State::done; });
+}
+unsigned shared_begin_of(unsigned rank) { return unsigned(rank * running->from_block_to_block); }
+std::size_t shared_bytes_of_block() { return running->shared_bytes; }
+void* dynamic_shared_memory() { return running->shared.get() + shared_begin_of(rank()); }
 Copies& copies() { return self().copies; }
 void wait_for_copies(int newest) {
   auto& all = copies().under_way;
@@ -554,8 +590,7 @@ void wait_for_copies(int newest) {
 Position position() {
   if (!running) return {};
   const char* const shared = running->shared.get();
-  return {running->kernel, here.thread, self().waits,
-          phase,           shared,      shared + running->shared_bytes};
+  return {running->kernel, here.thread, self().waits, phase, shared, shared + here.shared_bytes};
 }
 
 // A shuffle: it brings the lanes together, but orders no memory. That is what __syncwarp is for.
@@ -580,7 +615,7 @@ bool any(unsigned mask, bool x) {
   return result;
 }
 
-void launch(const char* kernel, const void* function, bool early, dim3 grid, dim3 block,
+void launch(const char* kernel, const void* function, How how, dim3 grid, dim3 block,
             std::size_t shared_bytes, cudaStream_t stream, void (*thread)(const void* what),
             const void* what) {
   const std::lock_guard lock(one_launch_at_a_time);
@@ -591,7 +626,8 @@ void launch(const char* kernel, const void* function, bool early, dim3 grid, dim
   if (const auto asked = allowed_shared.find(function); asked != allowed_shared.end())
     limit = std::max(limit, std::size_t(asked->second));
   if (threads == 0 || threads > 1024 || grid.x == 0 || grid.x > 0x7fffffff || grid.y == 0 ||
-      grid.y > 65535 || grid.z == 0 || grid.z > 65535) {
+      grid.y > 65535 || grid.z == 0 || grid.z > 65535 || how.cluster < 1 || how.cluster > 8 ||
+      grid.x % how.cluster || (how.cluster > 1 && threads % warp_size)) {
     last_error = cudaErrorInvalidConfiguration;
     return;
   }
@@ -603,9 +639,12 @@ void launch(const char* kernel, const void* function, bool early, dim3 grid, dim
   launch.kernel = kernel;
   launch.thread = thread;
   launch.what = what;
-  launch.warps.resize((threads + warp_size - 1) / warp_size);
+  launch.cluster = how.cluster;
+  launch.block_threads = unsigned(threads);
+  launch.blocks.resize(how.cluster);
+  launch.warps.resize((how.cluster * threads + warp_size - 1) / warp_size);
   launch.scheduler_tsan = tsan_this_fiber();
-  while (launch.fibers.size() < threads) {
+  while (launch.fibers.size() < how.cluster * threads) {
     Fiber f;
     if (rested.empty()) {
       f.stack.reset(new char[stack_bytes]);
@@ -618,27 +657,33 @@ void launch(const char* kernel, const void* function, bool early, dim3 grid, dim
     }
     launch.fibers.push_back(std::move(f));
   }
+  constexpr auto aligned = std::size_t(shared_alignment);
   launch.shared_bytes = shared_bytes;
-  launch.shared.reset(static_cast<char*>(::operator new(shared_bytes + fence, shared_alignment)));
-  const char* const behind = launch.shared.get() + shared_bytes;
+  launch.from_block_to_block = (shared_bytes + fence + aligned - 1) / aligned * aligned;
+  const std::size_t of_cluster =
+      (how.cluster - 1) * launch.from_block_to_block + shared_bytes + fence;
+  launch.shared.reset(static_cast<char*>(::operator new(of_cluster, shared_alignment)));
   const struct Running {
     explicit Running(Launch* launch) {
       running = launch;
-      here = {nullptr, 0, nullptr, launch->shared.get(), launch->shared_bytes};
+      here = {nullptr, 0, nullptr, launch->shared.get(),
+              (launch->cluster - 1) * launch->from_block_to_block + launch->shared_bytes};
     }
     ~Running() {  // also where a block hangs
       running = nullptr;
       here = {};
     }
   } for_now(&launch);
-  const std::uint64_t blocks = first_block_only ? 1 : std::uint64_t(grid.x) * grid.y * grid.z;
-  const unsigned n = unsigned(std::min(std::uint64_t(cores()), blocks));
-  kernel_begins(stream, early && n == 1);  // on several cores nobody notes what it waited for
+  const std::uint64_t clusters =
+      first_block_only ? 1 : std::uint64_t(grid.x) * grid.y * grid.z / how.cluster;
+  const unsigned n = unsigned(std::min(std::uint64_t(cores()), clusters));
+  kernel_begins(stream, how.early && n == 1);  // on several cores nobody notes what it waited for
   gridDim = grid;
   blockDim = block;
   randomness.seed(schedule.seed);
   const auto run = [&](std::uint64_t first, std::uint64_t step) {
-    for (std::uint64_t b = first; b < blocks; b += step) {
+    for (std::uint64_t c = first; c < clusters; c += step) {
+      const std::uint64_t b = launch.first_block = c * how.cluster;
       blockIdx = {unsigned(b % grid.x), unsigned(b / grid.x % grid.y),
                   unsigned(b / grid.x / grid.y)};
       for (Fiber& f : launch.fibers) {
@@ -646,7 +691,7 @@ void launch(const char* kernel, const void* function, bool early, dim3 grid, dim
         f.warp_phase = f.block_phase = 0;
         f.together = nullptr;
       }
-      std::memset(launch.shared.get(), 0xff, shared_bytes + fence);  // NaN
+      std::memset(launch.shared.get(), 0xff, of_cluster);  // NaN
       if (char* const begin = shared_begin)
         std::memset(begin, 0xff, std::size_t(shared_end - begin));
       launch.states.clear();
@@ -654,8 +699,11 @@ void launch(const char* kernel, const void* function, bool early, dim3 grid, dim
       ::release(&launch.begin);
       run_block();
       ::acquire(&launch.end);
-      if (std::any_of(behind, behind + fence, [](char c) { return c != char(0xff); }))
-        last_error = cudaErrorIllegalAddress;
+      for (unsigned r = 0; r < how.cluster; ++r) {
+        const char* const behind = launch.shared.get() + shared_begin_of(r) + shared_bytes;
+        if (std::any_of(behind, behind + fence, [](char x) { return x != char(0xff); }))
+          last_error = cudaErrorIllegalAddress;
+      }
     }
     return last_error;
   };
@@ -697,7 +745,7 @@ using fa::emulator::last_error;
 
 void __syncthreads() {
   auto& r = *fa::emulator::running;
-  char* sync = &r.block.phase[fa::emulator::self().block_phase++ % 2];
+  char* sync = &r.blocks[fa::emulator::rank()].phase[fa::emulator::self().block_phase++ % 2];
   fa::emulator::release(sync);
   fa::emulator::yield(fa::emulator::State::waits_for_block);
   fa::emulator::acquire(sync);

@@ -191,15 +191,20 @@ T shuffle(unsigned mask, T value, unsigned source) {
 
 // Runs thread(what) once per thread of every block. A launch that a GPU would refuse sets the error
 // that cudaGetLastError() returns. Throws std::logic_error where threads wait for each other for
-// ever. `early`: it may start before the kernel before it in the stream has ended.
-void launch(const char* kernel, const void* function, bool early, dim3 grid, dim3 block,
+// ever. `early`: it may start before the kernel before it in the stream has ended. `cluster`: so
+// many blocks run at the same time, and reach each other's shared memory.
+struct How {
+  bool early = false;
+  unsigned cluster = 1;
+};
+void launch(const char* kernel, const void* function, How how, dim3 grid, dim3 block,
             std::size_t shared_bytes, fa_emulated_stream* stream, void (*thread)(const void* what),
             const void* what);
 template <class Body>
-void launch(const char* kernel, const void* function, bool early, dim3 grid, dim3 block,
+void launch(const char* kernel, const void* function, How how, dim3 grid, dim3 block,
             std::size_t shared_bytes, fa_emulated_stream* stream, const Body& body) {
   launch(
-      kernel, function, early, grid, block, shared_bytes, stream,
+      kernel, function, how, grid, block, shared_bytes, stream,
       [](const void* what) { (*static_cast<const Body*>(what))(); }, &body);
 }
 

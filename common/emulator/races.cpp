@@ -154,6 +154,7 @@ void thread_accesses(bool writes, unsigned at, unsigned bytes, Place place) {
 }
 Deed a_copy() { return hooked ? deed_of(0) : Deed{}; }
 Deed a_store() { return hooked ? deed_of(1) : Deed{}; }
+Deed a_step() { return hooked ? Deed{thread(), order().of(thread())[thread()]} : Deed{}; }
 Deed the_kernel_before() { return {order().actors - 1, order_.begin}; }
 Deed a_product() { return hooked ? deed_of(2 + thread() / 32) : Deed{}; }
 
@@ -195,6 +196,7 @@ void take_end_of(Deed d) {
   Step& known = order().of(thread())[d.actor];
   known = std::max(known, d.step);
 }
-bool knows_end_of(Deed d) { return order().of(thread())[d.actor] >= d.step; }
+bool knows_end_of(Deed d) { return knows_end_of(d, thread()); }
+bool knows_end_of(Deed d, unsigned t) { return !hooked || order().of(t)[d.actor] >= d.step; }
 
 }  // namespace fa::emulator

@@ -22,7 +22,10 @@ std::string number(long n) { return std::to_string(n); }
 std::string of_thread_here() { return "thread " + number(thread()); }
 }  // namespace
 
-std::uint32_t shared_address(const void* p) { return shared_offset(p, "an instruction", FA_HERE); }
+// Within the block: a descriptor has no bits for more.
+std::uint32_t shared_address(const void* p) {
+  return shared_offset(p, "an instruction", FA_HERE) - shared_begin_of(rank());
+}
 
 // ---- barriers in shared memory: "mbarrier" in PTX ----
 
@@ -34,6 +37,9 @@ Phases& phases_of(const Barrier* b, Place at) {
   if (!p.fenced && p.initialised_by != thread())
     finding("the barrier at " + text_of(at) + " is used before the thread that initialised it at " +
             text_of(p.initialised_at) + " has called fence_barriers() (PTX, fence.mbarrier_init)");
+  if (!knows_end_of(p.initialised))
+    finding(of_thread_here() + " uses a barrier at " + text_of(at) + ", and nothing orders that " +
+            "behind its initialisation at " + text_of(p.initialised_at) + " (PTX, mbarrier.init)");
   return p;
 }
 
@@ -57,6 +63,17 @@ struct End : Pending {
                " of the barrier initialised at " + text_of(p.initialised_at) + ": " +
                number(p.missing) + " of " + number(p.count) +
                " arrivals are missing (PTX, mbarrier)";
+      const unsigned first = p.initialised_by / threads_of_block() * threads_of_block();
+      for (const auto& [who, arrival] : p.from_afar) {
+        bool known = false;
+        for (unsigned t = first; t < first + threads_of_block(); ++t)
+          known |= knows_end_of(arrival, t);
+        if (!known)
+          return "a block ends, and none of its threads has waited for the last arrival of "
+                 "thread " +
+                 number(who) + ", of another block, at its barrier initialised at " +
+                 text_of(p.initialised_at) + " (PTX, shared memory of a cluster)";
+      }
     }
     return {};
   }
@@ -73,6 +90,7 @@ void init(Barrier* b, int count) {
   p.count = p.missing = count;
   p.initialised_by = thread();
   p.initialised_at = FA_HERE;
+  p.initialised = a_step();
   if (of_block<AllPhases>().empty()) ask(std::make_unique<End>());
   of_block<AllPhases>()[at] = p;
 }
@@ -111,6 +129,57 @@ void arrives(Barrier* b, int bytes, Place at) {
 void arrive(Barrier* b) { arrives(b, 0, FA_HERE); }
 void arrive_expecting(Barrier* b, int bytes) { arrives(b, bytes, FA_HERE); }
 
+// ---- clusters ----
+
+unsigned rank_in_cluster() { return rank(); }
+Barrier* in_block(Barrier* b, unsigned r) {
+  // NOLINTNEXTLINE(performance-no-int-to-ptr): from one block's shared memory to another's
+  return reinterpret_cast<Barrier*>(reinterpret_cast<std::uintptr_t>(b) - shared_begin_of(rank()) +
+                                    shared_begin_of(r));
+}
+void arrive_at(Barrier* b, unsigned r) {
+  if (r >= blocks_of_cluster())
+    finding("at " + text_of(FA_HERE) + " a thread arrives in the block of rank " + number(r) +
+            " of a cluster of " + number(blocks_of_cluster()) + " (PTX, mapa)");
+  if (has_ended(r))
+    finding(of_thread_here() + " arrives at " + text_of(FA_HERE) +
+            " at a barrier of the block of " + "rank " + number(r) +
+            ", which has ended (PTX, shared memory of a cluster)");
+  if (r != rank()) phases_of(in_block(b, r), FA_HERE).from_afar[thread()] = a_step();
+  arrives(in_block(b, r), 0, FA_HERE);
+}
+namespace {
+struct OfCluster {
+  unsigned arrived = 0, rounds = 0;
+  char orders[2] = {};
+};
+}  // namespace
+// A thread that has returned keeps nobody waiting.
+void sync_cluster() {
+  meet();
+  OfCluster& c = of_block<OfCluster>();
+  const unsigned round = c.rounds;
+  release(&c.orders[round & 1]);
+  ++c.arrived;
+  const auto all_there = [&] {
+    const auto& fibers = all_threads();
+    return c.arrived +
+               std::size_t(std::count_if(fibers.begin(), fibers.end(),
+                                         [](const Fiber& f) { return f.state == State::done; })) >=
+           fibers.size();
+  };
+  wait_until(
+      [&] {
+        if (c.rounds == round && all_there()) {
+          c.arrived = 0;
+          ++c.rounds;
+        }
+        return c.rounds != round;
+      },
+      [&] { return "in sync_cluster(), " + number(c.arrived) + " threads are there"; }, FA_HERE);
+  acquire(&c.orders[round & 1]);
+}
+
 // try_wait.parity, again and again: true while the phase under way has another parity. So who looks
 // two phases late waits for the wrong one. Which one is meant? The one behind the last that this
 // thread has waited for; but whoever knows, from others, that the phase before this one has ended
@@ -138,9 +207,9 @@ void wait(Barrier* b, std::uint32_t phase) {
       [&] {
         if (late()) return of_another_phase();
         return "for the end of a phase of parity " + number(phase) + " of the barrier at byte " +
-               number(shared_offset(b, "", nullptr)) + " (phase " + number(p.ended) +
-               " is under way, " + number(p.missing) + " of " + number(p.count) + " arrivals and " +
-               number(p.bytes) + " bytes missing)";
+               number(shared_address(b)) + " (phase " + number(p.ended) + " is under way, " +
+               number(p.missing) + " of " + number(p.count) + " arrivals and " + number(p.bytes) +
+               " bytes missing)";
       },
       at);
   --p.waiters;
@@ -157,13 +226,13 @@ struct Numbered {
   Place first = nullptr;
   char orders[2] = {};  // of rounds, by their parity
 };
-using AllNumbered = std::array<Numbered, 16>;
+using AllNumbered = std::map<unsigned, std::array<Numbered, 16>>;  // by rank
 
 Numbered& arrives(int number_, int threads, Place at) {
   if (number_ < 0 || number_ > 15 || threads < 32 || threads % 32)
     finding("at " + text_of(at) + ": barrier " + number(number_) + " of " + number(threads) +
             " threads; there are barriers 0 to 15, of a multiple of 32 threads (PTX, bar)");
-  Numbered& n = of_block<AllNumbered>()[std::size_t(number_)];
+  Numbered& n = of_block<AllNumbered>()[rank()][std::size_t(number_)];
   if (n.arrived == 0) {
     n.wanted = threads;
     n.first = at;
@@ -211,12 +280,12 @@ struct Registers {
   std::map<unsigned, int> of_warp;
   std::map<unsigned, std::vector<Change>> changes;  // by warpgroup
   std::map<unsigned, std::size_t> asked, changed;   // how many, by thread and by warp
-  int left = 0;
+  std::vector<int> left_of;                         // by rank
   Registers() {
-    const int threads = int(all_threads().size());
-    const int each = std::min(65536 / threads / 8 * 8, 248);
-    left = 65536 - each * threads;
-    for (unsigned w = 0; w < unsigned(threads + 31) / 32; ++w) of_warp[w] = each;
+    const unsigned threads = threads_of_block(), all = unsigned(all_threads().size());
+    const int each = std::min(65536 / int(threads) / 8 * 8, 248);
+    left_of.assign(blocks_of_cluster(), 65536 - each * int(threads));
+    for (unsigned w = 0; w < (all + 31) / 32; ++w) of_warp[w] = each;
   }
 };
 void change_registers(int to, bool more, Place at) {
@@ -233,18 +302,19 @@ void change_registers(int to, bool more, Place at) {
             " (PTX, setmaxnreg: .sync.aligned)");
   int& now = r.of_warp[thread() / 32];
   std::size_t& changed = r.changed[thread() / 32];
+  int& left = r.left_of[rank()];
   if (changed == mine && (more ? to < now : to > now))
     finding("setmaxnreg at " + text_of(at) + (more ? " takes " : " gives back, and keeps ") +
             number(to) + " registers where the warp has " + number(now) + " (PTX, setmaxnreg)");
   if (more)
-    wait_until([&] { return changed > mine || r.left >= (to - now) * 32; },
+    wait_until([&] { return changed > mine || left >= (to - now) * 32; },
                [&] {
-                 return "for " + number((to - now) * 32) + " registers, of which " +
-                        number(r.left) + " are free";
+                 return "for " + number((to - now) * 32) + " registers, of which " + number(left) +
+                        " are free";
                },
                at);
   if (changed == mine) {  // for all lanes, when the first comes
-    r.left -= (to - now) * 32;
+    left -= (to - now) * 32;
     now = to;
     ++changed;
   }

@@ -60,7 +60,7 @@ unsigned place_of(const void* p, int bytes, unsigned aligned, const char* who, P
     finding(std::string(who) + " at " + text_of(at) + ": byte " + std::to_string(offset) +
             " of shared memory is no multiple of " + std::to_string(aligned) +
             " (PTX, cp.async.bulk)");
-  if (offset + unsigned(bytes) > shared_bytes())
+  if (offset + unsigned(bytes) > shared_begin_of(rank()) + shared_bytes_of_block())
     finding(std::string(who) + " at " + text_of(at) +
             " goes beyond the end of shared memory (PTX, cp.async.bulk)");
   return offset;
@@ -100,7 +100,11 @@ struct Load : Pending {
 struct LoadOfBox : Load {
   CUtensorMap map;
   int x = 0, i = 0, h = 0, b = 0;
+  unsigned rank = emulator::rank();  // of the block where it goes
   void bring() const override {
+    if (has_ended(rank))
+      finding("the copy asked for at " + text_of(at) + " comes to the block of rank " +
+              std::to_string(rank) + ", which has ended (PTX, shared memory of a cluster)");
     each_chunk(map, to, x, i, h, b, [&](unsigned byte, const char* from, std::size_t inside) {
       put(byte, from, inside, 16);  // zeros beyond the tensor
     });
@@ -205,9 +209,11 @@ void must_be_possible(const CUtensorMap& map, const char* who, Place at) {
 
 }  // namespace
 
-void tma_load(void* to, const CUtensorMap& map, Barrier* full, int x, int i, int h, int b) {
+namespace {
+std::unique_ptr<LoadOfBox> load_of(void* to, const CUtensorMap& map, int x, int i, int h, int b,
+                                   Place at) {
   auto load = std::make_unique<LoadOfBox>();
-  load->at = FA_HERE;
+  load->at = at;
   must_be_possible(map, "the copy", load->at);
   load->bytes = unsigned(map.rows * row_bytes);
   load->to = place_of(to, int(load->bytes), 1024, "the copy", load->at);
@@ -218,7 +224,31 @@ void tma_load(void* to, const CUtensorMap& map, Barrier* full, int x, int i, int
       touches_device(eight, inside, Touch::reads, load->at);
     });
   count_box(Op::load, *load, to);
-  begin(std::move(load), full, "the copy");
+  return load;
+}
+}  // namespace
+void tma_load(void* to, const CUtensorMap& map, Barrier* full, int x, int i, int h, int b) {
+  begin(load_of(to, map, x, i, h, b, FA_HERE), full, "the copy");
+}
+// A copy for each block, whose bytes may come at different times.
+void tma_load_to_all(void* to, const CUtensorMap& map, Barrier* full, int x, int i, int h, int b,
+                     std::uint16_t ranks) {
+  const Place at = FA_HERE;
+  if (ranks == 0 || ranks >> blocks_of_cluster())
+    finding("the copy at " + text_of(at) + " names blocks " + std::to_string(ranks) +
+            " of a cluster of " + std::to_string(blocks_of_cluster()) +
+            " (PTX, cp.async.bulk.tensor, ctaMask)");
+  const auto load = load_of(to, map, x, i, h, b, at);
+  for (unsigned r = 0; r < blocks_of_cluster(); ++r) {
+    if ((ranks >> r & 1) == 0) continue;
+    auto copy = std::make_unique<LoadOfBox>(*load);
+    copy->rank = r;
+    copy->to = load->to - shared_begin_of(rank()) + shared_begin_of(r);
+    copy->full = &phases_of(in_block(full, r), at);
+    copy->deed = a_copy();
+    async_will_write(copy->to, copy->bytes, "the copy", at, copy->deed);
+    ask(std::move(copy));
+  }
 }
 void bulk_load(void* to, const void* from, int bytes, Barrier* full) {
   auto load = std::make_unique<LoadOfPiece>();

@@ -16,6 +16,8 @@ struct CUtensorMap {
 namespace fa::optimized {
 
 void tma_load(void* to, const CUtensorMap& map, Barrier* full, int x, int i, int h, int b);
+void tma_load_to_all(void* to, const CUtensorMap& map, Barrier* full, int x, int i, int h, int b,
+                     std::uint16_t ranks);
 void tma_store(const CUtensorMap& map, const void* from, int x, int i, int h, int b);
 void tma_commit();
 void tma_wait_read();

@@ -16,7 +16,9 @@ struct Phases {
   int waiters = 0;
   unsigned initialised_by = 0;
   emulator::Place initialised_at = nullptr;
+  emulator::Deed initialised;
   bool fenced = false;
+  std::map<unsigned, emulator::Deed> from_afar;  // the last arrival of a thread of another block
   std::map<unsigned, long> passed;  // by thread, the last phase whose end it saw; -1 at first
 
   void look();
@@ -26,5 +28,6 @@ struct Phases {
 };
 using AllPhases = std::map<unsigned, Phases>;  // by place in shared memory
 Phases& phases_of(const Barrier* b, emulator::Place at);
+Barrier* in_block(Barrier* b, unsigned rank);  // the one at the same place there
 
 }  // namespace fa::optimized

@@ -248,14 +248,15 @@ struct Descriptor {
   // [end quote]
 };
 // The places of rows [first, first + rows) of an operand, 8 numbers each. Kernels name few operands
-// again and again.
+// again and again. A descriptor counts from where the block's shared memory begins.
 const Chunks& places(std::uint64_t descriptor, unsigned first, unsigned rows, unsigned chunks) {
-  static std::map<std::array<std::uint64_t, 4>, Chunks> known;
-  const auto [found, is_new] = known.try_emplace({descriptor, first, rows, chunks});
+  static std::map<std::array<std::uint64_t, 5>, Chunks> known;
+  const unsigned begin = shared_begin_of(rank());
+  const auto [found, is_new] = known.try_emplace({descriptor, first, rows, chunks, begin});
   if (is_new)
     for (unsigned r = 0; r < rows; ++r)
       for (unsigned c = 0; c < chunks; ++c)
-        found->second.push_back(Descriptor(descriptor).byte(first + r, c));
+        found->second.push_back(begin + Descriptor(descriptor).byte(first + r, c));
   return found->second;
 }
 // Of A the 16 rows of warp w of its warpgroup.
@@ -282,17 +283,18 @@ void must_lie_in_shared_memory(const Asked& asked) {
   begins(Descriptor(p.b));
   for (const Chunks* chunks : {asked.chunks_of_A, asked.chunks_of_B})
     for (const unsigned byte : *chunks)
-      if (byte + 16 > shared_bytes())
+      if (byte + 16 > shared_begin_of(rank()) + shared_bytes_of_block())
         finding("the product asked for at " + text_of(asked.at) + " reads byte " +
-                std::to_string(byte) + " of shared memory, which has " +
-                std::to_string(shared_bytes()) + " (PTX, matrix descriptor)");
+                std::to_string(byte - shared_begin_of(rank())) + " of shared memory, which has " +
+                std::to_string(shared_bytes_of_block()) + " (PTX, matrix descriptor)");
 }
 
 // [16][N] of B as numbers. The four warps mostly want the same, one after the other.
 const float* numbers_of_B(const Asked& asked) {
   struct Held {
     alignas(64) std::array<float, 16 * 256> B;
-    std::uint64_t block = 0, version = 0, b = 0;
+    std::uint64_t block = 0, version = 0;
+    const Chunks* chunks = nullptr;
     int n = 0;
     bool transposed = false;
     Type type = Type::bf16;
@@ -303,8 +305,8 @@ const float* numbers_of_B(const Asked& asked) {
   const auto N = 2 * unsigned(p.n);
   const std::uint64_t version = async_version();
   Held& held = all[(p.b ^ p.b >> 6) % all.size()];
-  if (held.block == block_number && held.version == version && held.b == p.b && held.n == p.n &&
-      held.transposed == p.B_transposed && held.type == p.type)
+  if (held.block == block_number && held.version == version && held.chunks == asked.chunks_of_B &&
+      held.n == p.n && held.transposed == p.B_transposed && held.type == p.type)
     return held.B.data();
   const char* const memory = async_memory();
   const unsigned* byte = asked.chunks_of_B->data();
@@ -318,7 +320,8 @@ const float* numbers_of_B(const Asked& asked) {
             to_float(eight[e], p.type);
     }
   held.block = block_number, held.version = version;
-  held.b = p.b, held.n = p.n, held.transposed = p.B_transposed, held.type = p.type;
+  held.chunks = asked.chunks_of_B, held.n = p.n, held.transposed = p.B_transposed,
+  held.type = p.type;
   return held.B.data();
 }
 

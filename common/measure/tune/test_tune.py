@@ -57,7 +57,7 @@ class Candidates(unittest.TestCase):
     def test_bytes_of_shared_memory(self) -> None:
         # Counted by hand: hopper's for d = 128 is Q twice, K and V in two buffers each, and the barriers.
         by_name = {(s.kernel, c.d, c.name): c for s in tune.spaces() for c in s.candidates(H200)}
-        self.assertEqual(by_name["hopper", 128, "128x128_stages2_Q2_O_by_Q"].shared, 1024 + 6 * 128 * 128 * 2)
+        self.assertEqual(by_name["hopper", 128, "128x128_stages2_Q2_O_by_own"].shared, 1024 + 7 * 128 * 128 * 2)
         self.assertEqual(by_name["fa2", 128, "128x64_warps4"].shared, (128 + 2 * 64) * 128 * 2)
         self.assertEqual(
             by_name["longest_first", 64, "128x64_chunk4096_blocks2"].shared,
@@ -81,7 +81,7 @@ class Words(unittest.TestCase):
     def test_list(self) -> None:
         code, text = said("--list", "--gpu", "h200", "--only", "hopper")
         self.assertEqual(code, 0)
-        for words in ("* 128  128x128_stages2_Q2_O_by_Q", "worth compiling", "ptx/ has no product of n columns"):
+        for words in ("* 128  128x128_stages2_Q2_O_by_own", "worth compiling", "ptx/ has no product of n columns"):
             self.assertIn(words, text)
         self.assertIn("nothing to try: hopper is for compute capability 9.0 alone", said("--list", "--gpu", "a100")[1])
 
