@@ -402,6 +402,59 @@ TEST_F(Hopper, TmaLoadPutsEveryElementInItsPlaceAndZerosBeyondTheEnd) {
     }
 }
 
+// The blocks of a cluster bring a part of a tile each, for all. Then each writes down what it got,
+// and a second tile comes only when all have.
+__global__ void parts_kernel(const __grid_constant__ CUtensorMap map, Bits* out, int rows,
+                             int blocks) {
+  Bits* const tile = &FA_DYNAMIC_SHARED(Bits);
+  Barrier& full = *reinterpret_cast<Barrier*>(tile + rows * 64);
+  Barrier& free = *(&full + 1);
+  if (threadIdx.x == 0) {
+    init(&full, 1);
+    init(&free, blocks);
+    fence_barriers();
+  }
+  sync_cluster();
+  const int part = rows / blocks * int(rank_in_cluster());
+  for (int i = 0; i < 2; ++i) {
+    if (threadIdx.x == 0) {
+      wait(&free, 1 ^ i);
+      arrive_expecting(&full, rows * 64 * 2);
+      tma_load_to_all(tile + part * 64, map, &full, 0, i * rows + part, 0, 0,
+                      std::uint16_t((1 << blocks) - 1));
+    }
+    wait(&full, i);
+    for (int e = threadIdx.x; e < rows * 64; e += 128)
+      out[(blockIdx.x * 2 + i) * rows * 64 + e] = tile[e];
+    fence_async();
+    __syncthreads();
+    if (int(threadIdx.x) < blocks) arrive_at(&free, threadIdx.x);
+  }
+  sync_cluster();
+}
+
+TEST_F(Hopper, PartsOfATileComeToAllBlocksOfACluster) {
+  constexpr int rows = 96, clusters = 3;
+  std::vector<Bits> storage(2 * rows * 64);
+  for (int e = 0; e < int(storage.size()); ++e) storage[e] = Bits(1 + e);
+  const OnDevice<Bits> memory(storage);
+  for (const int blocks : {1, 2, 4}) {
+    View<const __nv_bfloat16> v{};
+    v.data = reinterpret_cast<const __nv_bfloat16*>(static_cast<Bits*>(memory));
+    v.row = 64;
+    const OnDevice<Bits> out(clusters * blocks * storage.size());
+    const int bytes = rows * 64 * 2 + 2 * int(sizeof(Barrier));
+    FA_LAUNCH_CLUSTERS(unsigned(blocks), parts_kernel, dim3(clusters * blocks), 128, bytes, nullptr,
+                       tensor_map(v, 1, 1, 2 * rows, 64, rows / blocks), out, rows, blocks);
+    std::vector<Bits> want;
+    for (int b = 0; b < clusters * blocks; ++b)
+      for (int i = 0; i < 2; ++i)
+        for (int e = 0; e < rows * 64; ++e)
+          want.push_back(storage[i * rows * 64 + (e ^ e / 64 % 8 * 8)]);
+    EXPECT_TRUE(same(out.back(), want, 64)) << "clusters of " << blocks;
+  }
+}
+
 TEST(Maps, RefuseWhatTmaCannotRead) {
   alignas(16) Bits memory[64];
   const auto can = [&](int offset, int batch, int head, int row) {

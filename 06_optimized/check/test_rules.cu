@@ -56,7 +56,9 @@ __device__ void in_memory(T& x) {
 using Kernel = void (*)();
 // What a launch is told: the finding, from behind the kernel's name and its block on, or nothing.
 // If there is a kernel before it, it is launched early.
-std::string told(Kernel kernel, int threads, Schedule times, Kernel before = nullptr) {
+// `cluster`: of so many blocks, or a block alone.
+std::string told(Kernel kernel, int threads, Schedule times, Kernel before = nullptr,
+                 unsigned cluster = 1) {
   const emulator::WithSchedule for_now(times);
   device_memory.fill(__half(0.0f));
   sums_memory.fill(0);
@@ -68,10 +70,11 @@ std::string told(Kernel kernel, int threads, Schedule times, Kernel before = nul
       FA_LAUNCH(before, 1, unsigned(threads), sizeof(Shared), nullptr);
       FA_LAUNCH_EARLY(kernel, 1, unsigned(threads), sizeof(Shared), nullptr);
     } else {
-      FA_LAUNCH(kernel, 1, unsigned(threads), sizeof(Shared), nullptr);
+      FA_LAUNCH_CLUSTERS(cluster, kernel, cluster, unsigned(threads), sizeof(Shared), nullptr);
     }
   } catch (const std::logic_error& e) {
-    const std::string text = e.what(), where = "block 0";
+    const std::string text = e.what();
+    const std::string where = cluster == 1 ? "block 0" : "blocks 0-" + std::to_string(cluster - 1);
     const std::size_t at = text.find(where);
     return at == std::string::npos ? text : text.substr(at + where.size());
   }
@@ -112,9 +115,9 @@ constexpr unsigned seeds = 20;
 
 // If not `always`, the broken rule may seem kept when things come early, or with most of the seeds.
 void test_rule(Kernel breaks, Kernel keeps, int threads, Times times, const std::string& sentence,
-               Kernel before = nullptr) {
+               Kernel before = nullptr, unsigned cluster = 1) {
   const auto is_told = [&](Schedule s, const std::string& when) {
-    const std::string text = told(breaks, threads, s, before);
+    const std::string text = told(breaks, threads, s, before, cluster);
     const bool found = tells(text, sentence);
     EXPECT_TRUE(found || (times == late && s.timing != Timing::late && text.empty()))
         << when << ", told: \"" << text << "\"\nwanted: \"" << with_places(sentence) << '"';
@@ -127,10 +130,10 @@ void test_rule(Kernel breaks, Kernel keeps, int threads, Times times, const std:
     found += is_told({Timing::random, seed}, "seed " + std::to_string(seed));
   EXPECT_GT(found, 0u) << "no seed finds it";
 
-  EXPECT_EQ(told(keeps, threads, {Timing::late, 0}, before), "") << "late";
-  EXPECT_EQ(told(keeps, threads, {Timing::early, 0}, before), "") << "early";
+  EXPECT_EQ(told(keeps, threads, {Timing::late, 0}, before, cluster), "") << "late";
+  EXPECT_EQ(told(keeps, threads, {Timing::early, 0}, before, cluster), "") << "early";
   for (unsigned seed = 1; seed <= seeds; ++seed)
-    EXPECT_EQ(told(keeps, threads, {Timing::random, seed}, before), "") << "seed " << seed;
+    EXPECT_EQ(told(keeps, threads, {Timing::random, seed}, before, cluster), "") << "seed " << seed;
 }
 // Of a kernel<breaks>, of so many threads.
 #define RULE(name, kernel, threads, times, sentence) \
@@ -776,6 +779,104 @@ __global__ void waits_elsewhere() {
 }
 RULE(ABarrierLiesInSharedMemory, waits_elsewhere, 32, always,
      ": a barrier at {1} wants an address in shared memory")
+
+// ---- clusters of two blocks ----
+
+#define RULE_OF_CLUSTERS(name, kernel, times, sentence) \
+  TEST(Rules, name) { test_rule(kernel<true>, kernel<false>, 32, times, sentence, nullptr, 2); }
+
+template <bool breaks>
+__global__ void arrives_before_the_other_is_ready() {
+  auto& s = FA_DYNAMIC_SHARED(Shared);
+  if (threadIdx.x == 0) {
+    init(&s.full, 1);
+    fence_barriers();
+  }
+  if (breaks)
+    __syncthreads();
+  else
+    sync_cluster();
+  if (threadIdx.x == 0) FIRST(arrive_at(&s.full, rank_in_cluster() ^ 1));
+  wait(&s.full, 0);
+  sync_cluster();
+}
+RULE_OF_CLUSTERS(BlocksMeetBeforeOneUsesTheOthersBarriers, arrives_before_the_other_is_ready,
+                 always, "barrier at {1}*initialis")
+
+template <bool breaks>
+__global__ void ends_while_the_other_arrives() {
+  auto& s = begin();
+  sync_cluster();
+  if (rank_in_cluster() == 0 && threadIdx.x == 0) FIRST(arrive_at(&s.full, 1));
+  if (!breaks && rank_in_cluster() == 1) wait(&s.full, 0);
+}
+RULE_OF_CLUSTERS(ABlockWaitsForTheLastThatArrivesInIt, ends_while_the_other_arrives, always,
+                 ": the block of rank 1 ends, and none of its threads has waited for the arrival "
+                 "of thread 0 at {1}")
+
+template <bool breaks>
+__global__ void ends_while_a_copy_comes() {
+  auto& s = begin();
+  sync_cluster();
+  if (threadIdx.x == 0) arrive_expecting(&s.full, 1024);
+  sync_cluster();
+  if (rank_in_cluster() == 0 && threadIdx.x == 0)
+    FIRST(tma_load_to_all(s.a, map_of(8), &s.full, 0, 0, 0, 0, 3));
+  if (!breaks || rank_in_cluster() == 0) wait(&s.full, 0);
+}
+RULE_OF_CLUSTERS(ABlockWaitsForWhatTheOtherCopiesToIt, ends_while_a_copy_comes, late,
+                 "the copy asked for at {1}")
+
+template <bool breaks>
+__global__ void copies_where_the_other_reads() {
+  auto& s = begin();
+  sync_cluster();
+  if (threadIdx.x == 0) arrive_expecting(&s.full, 1024);
+  if (rank_in_cluster() == 1) {
+    FIRST(result = float(s.a[threadIdx.x]));
+    fence_async();
+    __syncwarp();
+  }
+  if (!breaks) sync_cluster();
+  if (rank_in_cluster() == 0 && threadIdx.x == 0)
+    SECOND(tma_load_to_all(s.a, map_of(8), &s.full, 0, 0, 0, 0, 3));
+  wait(&s.full, 0);
+  sync_cluster();
+}
+RULE_OF_CLUSTERS(ACopyDoesNotOvertakeWhatTheOtherReads, copies_where_the_other_reads, late,
+                 "the copy asked for at {2}")
+
+template <bool breaks>
+__global__ void arrives_in_no_block() {
+  auto& s = begin();
+  sync_cluster();
+  if (threadIdx.x == 0) FIRST(arrive_at(&s.full, breaks ? 2 : rank_in_cluster()));
+  sync_cluster();
+}
+RULE_OF_CLUSTERS(WhoArrivesNamesABlockOfTheCluster, arrives_in_no_block, always,
+                 ": at {1} a thread arrives in the block of rank 2 of a cluster of 2")
+
+template <bool breaks>
+__global__ void copies_to_no_block() {
+  auto& s = begin();
+  sync_cluster();
+  if (rank_in_cluster() == 0 && threadIdx.x == 0) {
+    arrive_expecting(&s.full, 1024);
+    FIRST(tma_load_to_all(s.a, map_of(8), &s.full, 0, 0, 0, 0, breaks ? 5 : 1));
+    wait(&s.full, 0);
+  }
+  sync_cluster();
+}
+RULE_OF_CLUSTERS(ACopyNamesBlocksOfTheCluster, copies_to_no_block, always,
+                 ": the copy at {1} names blocks 5 of a cluster of 2")
+
+template <bool breaks>
+__global__ void a_block_does_not_come() {
+  if (breaks && rank_in_cluster() == 1 && threadIdx.x == 0) sync(1, 64);
+  FIRST(sync_cluster());
+}
+RULE_OF_CLUSTERS(AllBlocksOfAClusterMeet, a_block_does_not_come, always,
+                 "in sync_cluster(), 63 threads are there at {1}")
 
 // ---- numbered barriers ----
 

@@ -107,6 +107,9 @@ void launch_with(unsigned threads, std::size_t shared_bytes) {
 void launch_early_with(unsigned threads, std::size_t shared_bytes) {
   FA_LAUNCH_EARLY(nothing, dim3(1), dim3(threads), shared_bytes, nullptr);
 }
+void launch_clusters_with(unsigned size, unsigned blocks, unsigned threads) {
+  FA_LAUNCH_CLUSTERS(size, nothing, dim3(blocks), dim3(threads), 0, nullptr);
+}
 void reverse(const float* in, float* out, bool with_barrier) {
   FA_LAUNCH(reverse_kernel, dim3(1), dim3(256), 0, nullptr, in, out, with_barrier);
 }

@@ -7,6 +7,7 @@ namespace fa::test_kernels {
 
 void launch_with(unsigned threads, std::size_t shared_bytes);
 void launch_early_with(unsigned threads, std::size_t shared_bytes);  // FA_LAUNCH_EARLY
+void launch_clusters_with(unsigned size, unsigned blocks, unsigned threads);
 
 // out[t] = in[255 - t] through static shared memory, 256 threads. Without the barrier: a race.
 void reverse(const float* in, float* out, bool with_barrier);

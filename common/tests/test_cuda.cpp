@@ -111,6 +111,20 @@ TEST_F(Cuda, AnEarlyLaunchIsCheckedLikeAnyOther) {
   EXPECT_EQ(error([] { test_kernels::launch_early_with(32, 0); }), "no error");
 }
 
+TEST_F(Cuda, ALaunchOfClustersIsCheckedLikeAnyOther) {
+#ifndef FA_EMULATED
+  int major = 0;
+  FA_CUDA_CHECK(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0));
+  if (major < 9) GTEST_SKIP() << "blocks form clusters from compute capability 9.0 on";
+#endif
+  EXPECT_EQ(error([] { test_kernels::launch_clusters_with(2, 6, 64); }), "no error");
+  EXPECT_EQ(error([] { test_kernels::launch_clusters_with(1, 3, 64); }), "no error");
+  for (const unsigned size : {4u, 32u})  // not all blocks have a cluster; too large
+    expect_words(error([=] { test_kernels::launch_clusters_with(size, 6, 64); }),
+                 {"launch of nothing failed at", "cuda_kernels.cu:", "invalid"});
+  EXPECT_EQ(error([] { test_kernels::launch_with(32, 0); }), "no error");
+}
+
 TEST_F(Cuda, SharedMemoryBeyondTheLimitIsReported) {
   expect_words(error([] { test_kernels::launch_with(32, 1 << 20); }),
                {"launch of nothing failed at", "invalid argument"});

@@ -44,6 +44,11 @@ Phases& phases_of(const Barrier* b, Place at) {
 }
 
 namespace {
+std::string not_waited_for(unsigned rank, unsigned who, Place at) {
+  return "the block of rank " + number(rank) +
+         " ends, and none of its threads has waited for the " + "arrival of thread " + number(who) +
+         " at " + text_of(at) + " (PTX, shared memory of a cluster)";
+}
 // What is to be said of barriers when their block has ended.
 struct End : Pending {
   AllPhases* all = &of_block<AllPhases>();
@@ -67,12 +72,8 @@ struct End : Pending {
       for (const auto& [who, arrival] : p.from_afar) {
         bool known = false;
         for (unsigned t = first; t < first + threads_of_block(); ++t)
-          known |= knows_end_of(arrival, t);
-        if (!known)
-          return "a block ends, and none of its threads has waited for the last arrival of "
-                 "thread " +
-                 number(who) + ", of another block, at its barrier initialised at " +
-                 text_of(p.initialised_at) + " (PTX, shared memory of a cluster)";
+          known |= knows_end_of(arrival.deed, t);
+        if (!known) return not_waited_for(first / threads_of_block(), who, arrival.place);
       }
     }
     return {};
@@ -141,11 +142,8 @@ void arrive_at(Barrier* b, unsigned r) {
   if (r >= blocks_of_cluster())
     finding("at " + text_of(FA_HERE) + " a thread arrives in the block of rank " + number(r) +
             " of a cluster of " + number(blocks_of_cluster()) + " (PTX, mapa)");
-  if (has_ended(r))
-    finding(of_thread_here() + " arrives at " + text_of(FA_HERE) +
-            " at a barrier of the block of " + "rank " + number(r) +
-            ", which has ended (PTX, shared memory of a cluster)");
-  if (r != rank()) phases_of(in_block(b, r), FA_HERE).from_afar[thread()] = a_step();
+  if (has_ended(r)) finding(not_waited_for(r, thread(), FA_HERE));
+  if (r != rank()) phases_of(in_block(b, r), FA_HERE).from_afar[thread()] = {a_step(), FA_HERE};
   arrives(in_block(b, r), 0, FA_HERE);
 }
 namespace {

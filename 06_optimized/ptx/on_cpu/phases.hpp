@@ -18,7 +18,11 @@ struct Phases {
   emulator::Place initialised_at = nullptr;
   emulator::Deed initialised;
   bool fenced = false;
-  std::map<unsigned, emulator::Deed> from_afar;  // the last arrival of a thread of another block
+  struct Arrival {
+    emulator::Deed deed;
+    emulator::Place place = nullptr;
+  };
+  std::map<unsigned, Arrival> from_afar;  // of other blocks' threads, the last one of each
   std::map<unsigned, long> passed;  // by thread, the last phase whose end it saw; -1 at first
 
   void look();
