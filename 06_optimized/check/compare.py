@@ -169,18 +169,21 @@ def print_rows(rows: Sequence[Row]) -> None:
 
 
 class File:
-    """The results so far, written whole after every case."""
+    """The results so far, written whole after every case. `again`: what another commit has measured may stay beside
+    what is measured now, whose rows then name their commit."""
 
-    def __init__(self, path: Path, context: dict[str, str], resume: bool) -> None:
+    def __init__(self, path: Path, context: dict[str, str], resume: bool, again: bool = False) -> None:
         self.path, self.context, self.rows = path, context, []
+        self.commit, self.again = context["commit"], again
         if not path.exists():
             return
-        if not resume:
+        if not resume and not again:
             raise BadResults(f"{path} exists; --resume continues it, or choose another name")
         try:
             old = json.loads(path.read_text(encoding="utf-8"))
             self.rows = old["benchmarks"]
-            differ = [key for key in SAME_RUN if old["context"][key] != context[key]]
+            same = [key for key in SAME_RUN if not again or key != "commit"]
+            differ = [key for key in same if old["context"][key] != context[key]]
             differ += [key for key in SAME_FA3 if old["context"].get(key) != context.get(key)]
         except (ValueError, KeyError, TypeError):
             raise BadResults(f"{path}: not a file of this program; choose another name") from None
@@ -189,14 +192,16 @@ class File:
         self.context = old["context"]
 
     def has(self, names: Sequence[str]) -> bool:
-        done = {row["name"] for row in self.rows if "flops" in row}
+        kept = lambda row: not self.again or row.get("commit", self.context["commit"]) == self.commit  # noqa: E731
+        done = {row["name"] for row in self.rows if "flops" in row and kept(row)}
         return all(name in done for name in names)
 
     def add(self, s: Setting, chip: str, rows: Sequence[Row], share: float) -> None:
         """In place of all earlier rows of this case: ratios pair rows of one run."""
         ending = s.row_name("", chip)
         earlier = lambda name: name.endswith(ending) and name.split("/")[1] == s.what  # noqa: E731
-        self.rows = [row for row in self.rows if not earlier(row["name"])] + list(rows)
+        named = {} if self.commit == self.context["commit"] else {"commit": self.commit}
+        self.rows = [row for row in self.rows if not earlier(row["name"])] + [{**row, **named} for row in rows]
         self.context["host_share"] = f"{max(share, float(self.context.get('host_share', 0))):.2f}"
         self.context["clocks_after"] = gpu_state("clocks.sm,temperature.gpu,power.draw")
         content = json.dumps({"context": self.context, "benchmarks": self.rows}, indent=1) + "\n"
@@ -288,6 +293,8 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--fa3", type=Path, help="FlashAttention-3, by fa3/build.py (default: build/fa3/libfa3.so if it "
                         "is there)")
     parser.add_argument("--resume", action="store_true", help="keep what the file has, measure the rest")
+    parser.add_argument("--again", action="store_true", help="measure what is asked for anew, in place of another "
+                        "commit's rows in the file; the new ones name their commit")
     options = parser.parse_args(argv)
     if options.fa3 and not options.fa3.is_file():
         parser.error(f"--fa3 {options.fa3}: no such file; 06_optimized/check/fa3/build.py builds it")
@@ -382,7 +389,7 @@ def run(options: argparse.Namespace) -> bool:
     if unknown:
         raise BadResults(f"no kernel is called '{unknown[0]}'; there are {', '.join(names)}")
     fa3 = found_fa3(options.fa3)
-    file = File(options.json, describe(library, fa3, options), options.resume)
+    file = File(options.json, describe(library, fa3, options), options.resume, options.again)
     roof = gemm(options.dtype)
     cases = cases_of(options)
     good = True

@@ -186,6 +186,28 @@ class Compared(InFolder):
                         with self.assertRaisesRegex(self.compare.BadResults, "another fa3_commit"):
                             self.compare.File(path, self.contexts[new], True)
 
+    def test_what_is_measured_again_names_its_commit(self) -> None:
+        case, path = mock.MagicMock(what="forward"), self.folder / "again.json"
+        case.row_name = lambda who, chip: f"{who}/N:{case.n}/chip:{chip}"
+        names = ["stage06/forward/ours/N:1/chip:hot", "stage06/forward/ours/N:2/chip:hot"]
+        rows = lambda ms: [{"name": case.row_name("stage06/forward/ours", "hot"), "real_time": ms, "flops": 1}]  # noqa: E731
+        old, new = {**self.contexts["with"], "commit": "old"}, {**self.contexts["with"], "commit": "new"}
+        with mock.patch.object(self.compare, "gpu_state", return_value=""), \
+                mock.patch.object(self.compare, "write_whole", lambda path, content: path.write_bytes(content)):
+            first = self.compare.File(path, dict(old), False)
+            for case.n in (1, 2):
+                first.add(case, "hot", rows(1), 0)
+            with self.assertRaisesRegex(self.compare.BadResults, "another commit"):
+                self.compare.File(path, dict(new), True)
+            second = self.compare.File(path, dict(new), False, True)
+            self.assertFalse(second.has(names[:1]))
+            second.add(case, "hot", rows(2), 0)
+        third = self.compare.File(path, dict(new), False, True)  # a call that was stopped goes on
+        self.assertEqual([third.has([name]) for name in names], [False, True])
+        self.assertEqual(third.context["commit"], "old")
+        self.assertEqual([(row["real_time"], row.get("commit")) for row in third.rows], [(1, None), (2, "new")])
+        self.assertTrue(self.compare.File(path, dict(old), True).has(names))
+
     def test_absent(self) -> None:
         out = io.StringIO()
         with contextlib.redirect_stdout(out), mock.patch.object(self.compare, "FA3", self.folder / "libfa3.so"):
