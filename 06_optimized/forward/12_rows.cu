@@ -10,7 +10,7 @@
 // What should change: a softmax that is shorter by about one maximum, some 250 of 1900 cycles. The
 // same instructions, and one branch.
 //
-// Measured: 665 TFLOP/s after 643 (round by round 4 % more), cool 683 after 670; in
+// Measured: 657 TFLOP/s after 630 (round by round 5 % more), cool 684 after 672; in
 // the last kernel 7 %.
 #include "06_optimized/forward/forward.hpp"
 #include "06_optimized/forward/softmax.cuh"

@@ -27,7 +27,7 @@ struct D64 : Tiles<64, 3, 128> {
   static constexpr Through O = Through::own;
   static constexpr Branch branch = Branch::none;
 };
-// With a mask, Nk <= 1024: at 1024 three groups have 0.96 of its speed (docs/tuning.md).
+// With a mask, Nk <= 1024: at 1024 three groups have 0.97 of its speed (docs/tuning.md).
 struct D64Short : Tiles<64, 2, 128> {
   static constexpr int Q_buffers = 2;
   static constexpr Through O = Through::own;

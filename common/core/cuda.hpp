@@ -183,9 +183,9 @@ void launch_early(void (*kernel)(Parameters...), dim3 grid, dim3 block, std::siz
   } while (false)
 #endif
 
-// FA_LAUNCH_CLUSTERS(cluster, ...): the same as FA_LAUNCH, and each `cluster` blocks that follow one
-// another in x run at the same time, near each other (from compute capability 9.0 on); the grid's x
-// is a multiple of it.
+// FA_LAUNCH_CLUSTERS(size, ...): the same as FA_LAUNCH, and `size` blocks each that follow one
+// another in x run at the same time, near each other (from compute capability 9.0 on); the grid's
+// x is a multiple of it.
 #if defined(FA_EMULATED)
 #define FA_LAUNCH_CLUSTERS(size, ...) \
   FA_LAUNCH_ON_CPU(::fa::emulator::How{.cluster = size}, __VA_ARGS__)

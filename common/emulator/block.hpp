@@ -253,7 +253,7 @@ inline void count(Op, const void*, unsigned, Place) {}
 // Counts the blocks, or clusters, that ran, from 1.
 extern std::uint64_t block_number;
 
-// State of the block, or cluster, that instructions need, one object of each kind; gone with the block.
+// State of the block, or cluster, that instructions need, one object of each kind; gone with it.
 std::shared_ptr<void>& block_state(const void* key);
 template <class T>
 T& of_block() {
