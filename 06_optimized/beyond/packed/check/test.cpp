@@ -1009,10 +1009,8 @@ TEST_F(packed, HopperWithShortOnesBehindALongOne) {
   Batch batch =
       for_hopper(two({1100, 6, 29, 70, 6}, {200, 6, 29, 200, 150}, Causal::bottom_right, 1, 1, 64));
   batch.told = true;
-  for (const emulator::Schedule& now : {emulator::Schedule{Timing::late, 0},
-                                        {Timing::random, 1},
-                                        {Timing::random, 2},
-                                        {Timing::random, 3}}) {
+  for (unsigned seed = 0; seed <= 8; ++seed) {
+    const emulator::Schedule now{seed ? Timing::random : Timing::late, seed};
     const emulator::WithSchedule until_the_end(now);
     ForwardCase<bf16> c(batch.spec(), true);
     EXPECT_EQ(run(c, batch), "");
