@@ -23,7 +23,7 @@ struct Phases {
     emulator::Place place = nullptr;
   };
   std::map<unsigned, Arrival> from_afar;  // of other blocks' threads, the last one of each
-  std::map<unsigned, long> passed;  // by thread, the last phase whose end it saw; -1 at first
+  std::map<unsigned, long> passed;        // by thread, the last phase whose end it saw; -1 at first
 
   void look();
   // Where those who arrive in a phase leave what they know, for those who wait for its end.
