@@ -1280,6 +1280,49 @@ def decode() -> None:
     p.write()
 
 
+def pair() -> None:
+    p = Picture(
+        "pair",
+        "Two blocks, the same keys",
+        "A tile of keys in the L2 cache is read in halves: the first by the loader of block 0, the second by that of block 1."
+        " Each half arrives in the buffers of both blocks. The groups of both blocks read the whole tile, and each group"
+        " then arrives at the barrier `free` of both blocks.",
+        "Each half is read once and arrives twice",
+        352,
+    )
+    for n, colour in enumerate((BLUE, ORANGE)):
+        p.box(240 + 142 * n, 54, 138, 26, colour, 0.4, f"rows {88 * n} to {88 * n + 87}")
+    p.text(228, 71, "Kⱼ, in the L2 cache", 12, "end", fill=MUTED)
+    centre = {0: (126.5, 263.5), 1: (496.5, 633.5)}  # of a block: where the halves of its buffer lie
+    loader = {0: centre[0][0], 1: centre[1][1]}
+    for block, left in ((0, 40), (1, 410)):
+        p.box(left, 104, 310, 232, GREY, dashed=True)
+        at, anchor = (left + 296, "end") if block == 0 else (left + 14, "start")
+        p.text(at, 126, f"block {block}", 13, anchor, bold=True)
+        p.text(at, 143, f"queries {128 * block} to {128 * block + 127}", 12, anchor)
+        p.box(loader[block] - 66, 116, 132, 28, PURPLE, 0.3, "loader")
+        for half, colour in enumerate((BLUE, ORANGE)):
+            p.box(centre[block][half] - 66, 196, 132, 28, colour, 0.4, "first half" if half == 0 else "second half")
+            p.line(f"M{centre[block][half]:g} 224 L{centre[block][half]:g} 233", MUTED, 1.2)
+            p.arrow(centre[block][half], 233, centre[block][half], 247)
+            p.box(centre[block][half] - 66, 249, 132, 26, GREEN, 0.3, f"group {1 + half}")
+            p.line(f"M{centre[block][half]:g} 275 L{centre[block][half]:g} 286", MUTED, 1.2)
+        p.line(f"M{centre[block][0]:g} 233 L{centre[block][1]:g} 233", MUTED, 1.2)
+    for half, (colour, y, from_x) in enumerate(((BLUE, 164, 309), (DARK_ORANGE, 176, 451))):
+        x, far = loader[half], centre[1 - half][half]
+        p.line(f"M{from_x} 80 L{from_x} 92 L{x:g} 92", colour, 1.6)
+        p.arrow(x, 92, x, 114, colour)
+        p.arrow(x, 144, x, 194, colour)
+        p.line(f"M{x:g} {y} L{far:g} {y}", colour, 1.6)
+        p.arrow(far, y, far, 194, colour)
+    p.line(f"M{centre[0][0]:g} 286 L{centre[1][1]:g} 286", MUTED, 1.2)
+    for block in (0, 1):
+        x = sum(centre[block]) / 2
+        p.arrow(x, 286, x, 300)
+        p.box(x - 120, 302, 240, 26, GREY, 0.2, "free: four arrivals, two of each block")
+    p.write()
+
+
 def masks() -> None:
     """A causal window with first keys that stay, in tiles: classes are counted pair by pair."""
     tiles, size, left_keys, stays = 12, 64, 256, 16
@@ -1356,6 +1399,7 @@ def main() -> None:
         backward_steps,
         backward_block,
         decode,
+        pair,
         masks,
     ):
         draw()
