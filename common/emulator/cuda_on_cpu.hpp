@@ -211,7 +211,7 @@ void launch(const char* kernel, const void* function, How how, dim3 grid, dim3 b
 // For the x-ray: which thread of which kernel runs.
 struct Position {
   const char* kernel;        // null outside of kernels
-  unsigned thread;           // of its block
+  unsigned thread;           // of its block, or cluster
   unsigned waits;            // how often this thread has met its warp
   std::uint64_t phase;       // counts what lies between two __syncthreads of a block
   const char *shared, *end;  // the block's dynamic shared memory
