@@ -49,6 +49,7 @@ __device__ void bring_keys(T* tile, const CUtensorMap& map, const View<const T>&
     bring<Tiles, Tiles::Bc>(tile, map, X, full, barrier, end, d, first, h, b);
   } else {
     constexpr int rows = Tiles::Bc / Tiles::cluster;
+    static_assert(rows % 8 == 0);  // the swizzle counts eight
     const int part = int(rank_in_cluster()) * rows;
     arrive_expecting(full, Tiles::Bc * Tiles::D * int(sizeof(T)));
 #pragma unroll
