@@ -46,7 +46,7 @@ struct D256 : Tiles<256, 2, 80> {
   static constexpr Branch branch = Branch::after_weights;
 };
 // Two blocks that share the keys of a head: each asks for half of a tile, for both. In short runs
-// 3 % slower than D128, in long ones, where power is short, 3 % faster (after_the_ladder.md).
+// 2 to 3 % slower than D128, in long ones, where power is short, 3 % faster (hopper.md).
 struct D128Pair : Tiles<128, 2, 176> {
   static constexpr int cluster = 2, loader_registers = 40, registers = 232, Q_buffers = 1;
   static constexpr Through O = Through::V;
