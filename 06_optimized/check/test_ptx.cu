@@ -455,6 +455,38 @@ TEST_F(Hopper, PartsOfATileComeToAllBlocksOfACluster) {
   }
 }
 
+// Every block leaves a number in its own memory and one in that of the next of its cluster.
+__global__ void neighbours_kernel(int* out, int blocks) {
+  int* const mine = dynamic_shared<int>();  // [2]
+  const int rank = int(rank_in_cluster()), next = (rank + 1) % blocks;
+  if (threadIdx.x == 0) {
+    mine[0] = int(blockIdx.x);
+    in_block(mine, unsigned(next))[1] = 100 + int(blockIdx.x);
+  }
+  sync_cluster();
+  if (threadIdx.x == 0) {
+    out[2 * blockIdx.x] = in_block(mine, unsigned(next))[0];
+    out[2 * blockIdx.x + 1] = mine[1];
+  }
+  sync_cluster();
+}
+
+TEST_F(Hopper, BlocksOfAClusterReachEachOthersMemory) {
+  constexpr int clusters = 3;
+  for (const int blocks : {1, 2, 4}) {
+    const OnDevice<int> out(std::size_t(2 * clusters * blocks));
+    FA_LAUNCH_CLUSTERS(unsigned(blocks), neighbours_kernel, dim3(clusters * blocks), 32,
+                       2 * sizeof(int), nullptr, out, blocks);
+    std::vector<int> want;
+    for (int b = 0; b < clusters * blocks; ++b) {
+      const int first = b / blocks * blocks, rank = b % blocks;
+      want.push_back(first + (rank + 1) % blocks);
+      want.push_back(100 + first + (rank + blocks - 1) % blocks);
+    }
+    EXPECT_EQ(out.back(), want) << "clusters of " << blocks;
+  }
+}
+
 TEST(Maps, RefuseWhatTmaCannotRead) {
   alignas(16) Bits memory[64];
   const auto can = [&](int offset, int batch, int head, int row) {

@@ -854,7 +854,40 @@ __global__ void arrives_in_no_block() {
   sync_cluster();
 }
 RULE_OF_CLUSTERS(WhoArrivesNamesABlockOfTheCluster, arrives_in_no_block, always,
-                 ": at {1} a thread arrives in the block of rank 2 of a cluster of 2")
+                 ": at {1} a thread names the block of rank 2 of a cluster of 2")
+
+template <bool breaks>
+__global__ void ends_while_the_other_reads() {
+  auto& s = begin();
+  s.a[threadIdx.x] = __half(1.f);
+  sync_cluster();
+  if (rank_in_cluster() == 0) FIRST(result = float(in_block(s.a, 1)[threadIdx.x]));
+  if (!breaks) sync_cluster();
+}
+RULE_OF_CLUSTERS(ABlockWaitsForWhoReadsItsMemory, ends_while_the_other_reads, always,
+                 "which is in its shared memory at {1}")
+
+template <bool breaks>
+__global__ void reads_what_the_other_is_writing() {
+  auto& s = begin();
+  SECOND(s.a[threadIdx.x] = __half(1.f));
+  if (!breaks) sync_cluster();
+  FIRST(result = float(in_block(s.a, rank_in_cluster() ^ 1)[threadIdx.x]));
+  sync_cluster();
+}
+RULE_OF_CLUSTERS(WhatAnotherBlockWritesIsReadAfterABarrierOfTheCluster,
+                 reads_what_the_other_is_writing, always, "{1}")
+
+template <bool breaks>
+__global__ void reads_no_block() {
+  auto& s = begin();
+  s.a[threadIdx.x] = __half(1.f);
+  sync_cluster();
+  FIRST(result = float(in_block(s.a, breaks ? 2 : 1)[threadIdx.x]));
+  sync_cluster();
+}
+RULE_OF_CLUSTERS(WhoReadsNamesABlockOfTheCluster, reads_no_block, always,
+                 ": at {1} a thread names the block of rank 2 of a cluster of 2")
 
 template <bool breaks>
 __global__ void copies_to_no_block() {

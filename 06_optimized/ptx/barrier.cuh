@@ -85,7 +85,7 @@ __device__ inline void arrive_at(Barrier* b, unsigned rank) {
       : "memory");
 }
 // __syncthreads for all blocks of a cluster: before one arrives where another has yet to initialise
-// its barriers, or ends where another will still arrive.
+// its barriers, or ends where another will still arrive, or read.
 __device__ inline void sync_cluster() {
   asm volatile(
       "barrier.cluster.arrive.release.aligned;\n"
@@ -93,6 +93,14 @@ __device__ inline void sync_cluster() {
       :
       :
       : "memory");
+}
+
+// The same place in the shared memory of the block of that rank, to read and write there.
+template <class T>
+__device__ T* in_block(T* p, unsigned rank) {
+  std::uint64_t there;
+  asm("mapa.u64 %0, %1, %2;" : "=l"(there) : "l"(p), "r"(rank));
+  return reinterpret_cast<T*>(there);
 }
 
 // ---- numbered barriers, 1 to 15 (0 is __syncthreads) ----

@@ -6,8 +6,11 @@
 // of them a write, of which the later actor does not know the earlier, are a race, in whatever
 // order they came here.
 #include <algorithm>
+#include <map>
+#include <memory>
 #include <string>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "common/emulator/block.hpp"
@@ -146,11 +149,47 @@ Deed deed_of(unsigned engine) {
   return {o.threads + engine, ++o.under_way[engine]};
 }
 
+// Where threads of other blocks of the cluster touch a block's shared memory, the last time each:
+// before the block ends, a thread of it must have waited for that.
+struct FromAfar : Pending {
+  struct Last {
+    Deed deed;
+    Place place = nullptr;
+  };
+  std::map<std::pair<unsigned, unsigned>, Last> all;  // by block and thread
+
+  bool wanted() const override { return false; }
+  bool possible() const override { return false; }
+  int kind() const override { return 0; }
+  void happen() override {}
+  std::string at_the_end() const override {
+    for (const auto& [who, last] : all) {
+      bool known = false;
+      for (unsigned t = 0; t < threads_of_block(); ++t)
+        known |= knows_end_of(last.deed, who.first * threads_of_block() + t);
+      if (!known)
+        return "the block of rank " + std::to_string(who.first) +
+               " ends, and none of its threads has waited for thread " +
+               std::to_string(who.second) + ", which is in its shared memory at " +
+               text_of(last.place) + " (PTX, shared memory of a cluster)";
+    }
+    return {};
+  }
+};
+
 }  // namespace
 
 void thread_accesses(bool writes, unsigned at, unsigned bytes, Place place) {
-  const Step step = order().of(thread())[thread()];
-  access({thread(), step}, writes, at, bytes, place);
+  const Deed deed{thread(), order().of(thread())[thread()]};
+  access(deed, writes, at, bytes, place);
+  if (blocks_of_cluster() == 1 || at / shared_begin_of(1) == rank()) return;
+  FromAfar*& mine = of_block<FromAfar*>();
+  if (!mine) {
+    auto one = std::make_unique<FromAfar>();
+    mine = one.get();
+    ask(std::move(one));
+  }
+  mine->all[{at / shared_begin_of(1), thread()}] = {deed, place};
 }
 Deed a_copy() { return hooked ? deed_of(0) : Deed{}; }
 Deed a_store() { return hooked ? deed_of(1) : Deed{}; }

@@ -133,18 +133,20 @@ void arrive_expecting(Barrier* b, int bytes) { arrives(b, bytes, FA_HERE); }
 // ---- clusters ----
 
 unsigned rank_in_cluster() { return rank(); }
-Barrier* in_block(Barrier* b, unsigned r) {
-  // NOLINTNEXTLINE(performance-no-int-to-ptr): from one block's shared memory to another's
-  return reinterpret_cast<Barrier*>(reinterpret_cast<std::uintptr_t>(b) - shared_begin_of(rank()) +
-                                    shared_begin_of(r));
-}
-void arrive_at(Barrier* b, unsigned r) {
+namespace {
+void* in_block(void* p, unsigned r, Place at) {
   if (r >= blocks_of_cluster())
-    finding("at " + text_of(FA_HERE) + " a thread arrives in the block of rank " + number(r) +
+    finding("at " + text_of(at) + " a thread names the block of rank " + number(r) +
             " of a cluster of " + number(blocks_of_cluster()) + " (PTX, mapa)");
+  return static_cast<char*>(p) + shared_begin_of(r) - shared_begin_of(rank());
+}
+}  // namespace
+void* in_block(void* p, unsigned r) { return in_block(p, r, FA_HERE); }
+void arrive_at(Barrier* b, unsigned r) {
+  const auto there = static_cast<Barrier*>(in_block(b, r, FA_HERE));
   if (has_ended(r)) finding(not_waited_for(r, thread(), FA_HERE));
-  if (r != rank()) phases_of(in_block(b, r), FA_HERE).from_afar[thread()] = {a_step(), FA_HERE};
-  arrives(in_block(b, r), 0, FA_HERE);
+  if (r != rank()) phases_of(there, FA_HERE).from_afar[thread()] = {a_step(), FA_HERE};
+  arrives(there, 0, FA_HERE);
 }
 namespace {
 struct OfCluster {

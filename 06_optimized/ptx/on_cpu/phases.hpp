@@ -32,6 +32,5 @@ struct Phases {
 };
 using AllPhases = std::map<unsigned, Phases>;  // by place in shared memory
 Phases& phases_of(const Barrier* b, emulator::Place at);
-Barrier* in_block(Barrier* b, unsigned rank);  // the one at the same place there
 
 }  // namespace fa::optimized
