@@ -6,7 +6,7 @@
 namespace fa::decode {
 
 // Built for compute capability 9.0 or later, the merge is launched while the parts are at work, and
-// waits for them itself.
+// waits for them itself; and two blocks can merge their parts without one.
 __device__ inline void merge_may_start() {
 #if defined(FA_EMULATED) || __CUDA_ARCH__ >= 900
   optimized::next_kernel_may_start();
@@ -15,6 +15,16 @@ __device__ inline void merge_may_start() {
 __device__ inline void parts_are_done() {
 #if defined(FA_EMULATED) || __CUDA_ARCH__ >= 900
   optimized::previous_kernel_is_done();
+#endif
+}
+template <class Kernel>
+bool built_for_9_0([[maybe_unused]] Kernel kernel) {
+#ifdef FA_EMULATED
+  return true;
+#else
+  cudaFuncAttributes of{};
+  FA_CUDA_CHECK(cudaFuncGetAttributes(&of, kernel));
+  return of.ptxVersion >= 90;
 #endif
 }
 
@@ -34,18 +44,18 @@ int blocks_of_an_sm([[maybe_unused]] Kernel kernel, [[maybe_unused]] int threads
 
 // Block n takes a tile of rows of key head g of sequence b against part `split` of its keys. Row r
 // of all rows of a key head is query r % Nq of query head r / Nq of the group: all of them want the
-// same keys. Blocks that read the same keys follow each other.
+// same keys. The parts of a tile of rows follow each other: two of them may be a cluster.
 struct Work {
   std::int64_t b, g;
   int split, first, rows;  // of the tile: its first row, and how many it has, at most Br
 
   __device__ Work(const Problem& p, int Br, int splits, unsigned n) {
     const int all = int(p.Hq / p.Hkv * p.Nq), tiles = (all + Br - 1) / Br;
-    first = int(n % tiles) * Br;
+    split = int(n % splits);
+    first = int(n / splits % tiles) * Br;
     rows = min(Br, all - first);
-    split = int(n / tiles % splits);
-    b = n / tiles / splits / unsigned(p.Hkv);
-    g = n / tiles / splits % unsigned(p.Hkv);
+    b = n / splits / tiles / unsigned(p.Hkv);
+    g = n / splits / tiles % unsigned(p.Hkv);
   }
   __device__ int query(const Problem& p, int r) const { return (first + r) % int(p.Nq); }
   __device__ std::int64_t head(const Problem& p, int r) const {

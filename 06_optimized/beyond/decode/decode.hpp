@@ -77,9 +77,9 @@ Shape shape<float>(const Problem& p);
 
 // How many parts cost least on a GPU of so many SMs. Blocks run in waves of processors * blocks,
 // and a block costs its tiles of keys, so
-//   cost(s) = waves(s) (tiles(s) + extra),   waves(s) = ceil(n s / (processors blocks)),
-//   tiles(s) = ceil(ceil(Nk / keys) / s),    n = B Hkv ceil(Nq Hq / Hkv / rows).
-// A part costs an extra of two tiles: to fill its buffers, to write O and L, to have them merged.
+//   cost(s) = waves(s) (tiles(s) keys + extra),   waves(s) = ceil(n s / (processors blocks)),
+//   tiles(s) = ceil(ceil(Nk / keys) / s),         n = B Hkv ceil(Nq Hq / Hkv / rows).
+// A part costs an extra of 128 keys: to fill its buffers, to write O and L, to have them merged.
 // One part alone, s = 1, does not. The least s of the least cost.
 int splits(const Problem& p, const Shape& shape, int processors);
 
@@ -117,8 +117,9 @@ struct Parts {
 
 void launch_tiled(const Problem& p, const Tensors<float>& t, const Parts& parts, float scale,
                   bool causal, cudaStream_t stream);
+// Returns whether O and LSE are complete: if there is one part, or two that merge themselves.
 template <class T>
-void launch_fa2(const Problem& p, const Tensors<T>& t, const Parts& parts, float scale, bool causal,
+bool launch_fa2(const Problem& p, const Tensors<T>& t, const Parts& parts, float scale, bool causal,
                 cudaStream_t stream);
 // O and LSE, if not null, from the parts.
 template <class T>

@@ -95,12 +95,12 @@ void check_fa2(const Problem& p) {
 }  // namespace
 
 int splits(const Problem& p, const Shape& shape, int processors) {
-  constexpr std::int64_t extra = 2;  // tiles
+  constexpr std::int64_t part = 128;  // what it costs, in keys
   const std::int64_t tiles = tiles_of(p.Nk, shape.keys), n = p.B * p.Hkv * row_tiles(p, shape.rows),
                      at_once = std::int64_t(processors) * shape.blocks;
-  std::int64_t best = 1, least = tiles_of(n, at_once) * tiles;
+  std::int64_t best = 1, least = tiles_of(n, at_once) * tiles * shape.keys;
   for (std::int64_t s = 2; s <= std::min<std::int64_t>(tiles, max_splits); ++s) {
-    const std::int64_t cost = tiles_of(n * s, at_once) * (tiles_of(tiles, s) + extra);
+    const std::int64_t cost = tiles_of(n * s, at_once) * (tiles_of(tiles, s) * shape.keys + part);
     if (cost < least) best = s, least = cost;
   }
   return int(best);
@@ -135,11 +135,12 @@ int forward(const Problem& p, const Tensors<T>& t, const Options& options) {
   const Parts parts{parts_wanted, whole ? nullptr : O,
                     whole ? nullptr : O + parts_wanted * rows * p.d};
   const float scale = float(p.softmax_scale());
+  bool merged = whole;
   if constexpr (is_half<T>)
-    launch_fa2(p, t, parts, scale, options.causal, options.stream);
+    merged = launch_fa2(p, t, parts, scale, options.causal, options.stream);
   else
     launch_tiled(p, t, parts, scale, options.causal, options.stream);
-  if (!whole) launch_merge(p, parts, t.O, t.LSE, options.stream);
+  if (!merged) launch_merge(p, parts, t.O, t.LSE, options.stream);
   return parts_wanted;
 }
 

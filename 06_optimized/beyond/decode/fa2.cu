@@ -3,6 +3,12 @@
 // m, l and O of its own. It waits for nobody: it copies its own keys, into its own buffers. At the
 // end the warps' results are merged as those of the parts are.
 //
+// Where one block of sixteen warps an SM, with 256 keys a tile, leaves no SM idle, it is faster:
+// the memory is read at a quarter of the places at a time, and there are fewer parts to merge. Two
+// parts of a head, as 8 sequences of 8 key heads have on an H200, are a cluster of two blocks, and
+// need no second kernel to merge them: 17 % faster at d = 128 with 1024 tokens, 10 % with 4096, 4 %
+// with 131072. In clusters of four or eight not all blocks found room at once.
+//
 // At d <= 64 it may be eight warps and 128 keys. An SM holds two such blocks, so that up to 264 key
 // heads are one wave on an H200, where blocks of four warps need parts and a merge. 8 sequences of
 // 32 heads are 9 % faster so with 4096 tokens, and 2 % with 16384.
@@ -19,6 +25,9 @@
 //   at          the place of a chunk; of its neighbours along d, one xor away, for ldmatrix
 //   load        rows by cp.async, or number by number if addresses are no multiples of 16 bytes
 //   fa2_kernel  Q_i; step for step the keys of the part; the warps' O_i together
+//   merge_two   the O_i of two blocks together
+#include <algorithm>
+
 #include "06_optimized/beyond/decode/cache.cuh"
 #include "06_optimized/forward/forward.hpp"
 #include "06_optimized/forward/rows.cuh"
@@ -39,6 +48,7 @@ struct Tile {
   static constexpr int groups = 1;                 // of 16 rows: two would take twice the registers
   static constexpr int Br = 16 * groups, Bc = 16;  // rows of a block; keys of a warp's tile
   static constexpr bool Q_in_registers = D <= 64 && blocks <= 5;
+  static constexpr bool pairs = blocks == 1;   // may two blocks merge their parts?
   static constexpr int pair = 2 * Bc * D;      // numbers in a K_j and its V_j
   static constexpr int own = stages * pair;    // of a warp
   static constexpr std::size_t shared_bytes =  // Q_i, K_j and V_j of each warp, m and l
@@ -77,10 +87,37 @@ __device__ void load(T* tile, const Row& row, int first, int rows, int d, bool a
   }
 }
 
+// By two blocks, a cluster, each half of it: what merge.cu does with the parts, O_s [rows, d] and L
+// where this block has its own. D is the distance of O_s's rows.
+template <int D, class T>
+__device__ void merge_two([[maybe_unused]] const Problem& p, [[maybe_unused]] const Tensors<T>& t,
+                          [[maybe_unused]] const Work& work, [[maybe_unused]] float* own_O,
+                          [[maybe_unused]] float2* own_L) {
+#if defined(FA_EMULATED) || __CUDA_ARCH__ >= 900
+  // [quote pair]
+  sync_cluster();  // both parts are there
+  const float* const O[] = {in_block(own_O, 0), in_block(own_O, 1)};
+  const float2* const L[] = {in_block(own_L, 0), in_block(own_L, 1)};  // in x
+  const int d = int(p.d), threads = blockDim.x;
+  for (int i = work.split * threads + threadIdx.x; i < work.rows * d; i += 2 * threads) {
+    const int r = i / d, x = i % d;
+    const float L_0 = L[0][r].x, L_1 = L[1][r].x, m = fmaxf(L_0, L_1);
+    const float shift = m == -INFINITY ? 0 : m;  // no part has seen a key: any finite number
+    const float w_0 = expf(L_0 - shift), w_1 = expf(L_1 - shift), l = w_0 + w_1;
+    const float O_x = w_0 * O[0][r * D + x] + w_1 * O[1][r * D + x];
+    t.O.at(work.b, work.head(p, r), work.query(p, r))[x] = T(l == 0 ? 0 : O_x / l);
+    if (t.LSE && x == 0) t.LSE[work.row(p, r)] = m + logf(l);
+  }
+  sync_cluster();  // both have been read: a block may end
+  // [end quote]
+#endif
+}
+
 // [quote kernel]
 template <class Sizes, class T>
 __global__ void __launch_bounds__(Sizes::threads, Sizes::blocks)
-    fa2_kernel(Problem p, Tensors<T> t, Parts parts, float scale, bool causal, bool aligned) {
+    fa2_kernel(Problem p, Tensors<T> t, Parts parts, float scale, bool causal, bool aligned,
+               bool two_merge) {
   constexpr int D = Sizes::D, groups = Sizes::groups, Br = Sizes::Br, Bc = Sizes::Bc;
   constexpr int warps = Sizes::warps, loaders = 4;  // warps that load Q_i
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -262,7 +299,10 @@ __global__ void __launch_bounds__(Sizes::threads, Sizes::blocks)
   __syncthreads();  // all of them are there
 
   // (8) merged: m = max m_w, l = sum_w 2^(c (m_w - m)) l_w, O_i = sum_w 2^(c (m_w - m)) O_w / l,
-  // L_i = scale m + log l: of the part, or of all if it is the only one
+  // L_i = scale m + log l: of the part, or of all if it is the only one. Where two blocks merge
+  // their parts, they stay here, in the place of warp 0's.
+  float* const O_part = reinterpret_cast<float*>(all);  // [Br, D]
+  const bool two = Sizes::pairs && two_merge;
   for (int r = warp; r < rows; r += warps) {
     float m_all = -INFINITY, l_all = 0, weight[warps];
     for (int w = 0; w < warps; ++w) m_all = fmaxf(m_all, ml[w * Br + r].x);
@@ -280,44 +320,79 @@ __global__ void __launch_bounds__(Sizes::threads, Sizes::blocks)
       for (int w = 0; w < warps; ++w)
         sum += weight[w] * reinterpret_cast<float*>(all + w * Sizes::own)[r * D + x];
       const float O_x = l_all == 0 ? 0 : sum * inverse;  // not 0 * NaN where no key is seen
-      if (whole)
+      if (two)
+        O_part[r * D + x] = O_x;
+      else if (whole)
         to[x] = T(O_x);
       else
         parts.O[(before + row) * d + x] = O_x;
     }
     float* const L = whole ? t.LSE : parts.L + before;
-    if (L && lane == 0) L[row] = scale * m_all + logf(l_all);
+    const float L_r = scale * m_all + logf(l_all);
+    __syncwarp();  // m and l are no longer read
+    if (two && lane == 0)
+      ml[r].x = L_r;
+    else if (L && lane == 0)
+      L[row] = L_r;
   }
+  if (two) merge_two<D>(p, t, work, O_part, ml);
 }
 // [end quote]
 
 template <class Sizes, class T>
-void launch(const Problem& p, const Tensors<T>& t, const Parts& parts, float scale, bool causal,
+bool launch(const Problem& p, const Tensors<T>& t, const Parts& parts, float scale, bool causal,
             cudaStream_t stream) {
   const auto fa2 = fa2_kernel<Sizes, T>;
   const std::size_t bytes = Sizes::shared_bytes;
   allow_shared_memory(fa2, bytes);
   const std::int64_t blocks = p.B * p.Hkv * parts.splits * row_tiles(p, Sizes::Br);
-  FA_LAUNCH(fa2, dim3(unsigned(blocks)), dim3(Sizes::threads), bytes, stream, p, t, parts, scale,
-            causal,
-            in_16_bytes(t.Q) && in_16_bytes(t.cache.K) && in_16_bytes(t.cache.V) &&
-                in_16_bytes(t.new_K) && in_16_bytes(t.new_V));
+  const bool aligned = in_16_bytes(t.Q) && in_16_bytes(t.cache.K) && in_16_bytes(t.cache.V) &&
+                       in_16_bytes(t.new_K) && in_16_bytes(t.new_V);
+  const dim3 grid = unsigned(blocks), block = Sizes::threads;
+  const bool two =
+      Sizes::pairs && parts.splits == 2 && device_capability() >= 90 && built_for_9_0(fa2);
+  if (two)
+    FA_LAUNCH_CLUSTERS(2, fa2, grid, block, bytes, stream, p, t, parts, scale, causal, aligned,
+                       true);
+  else
+    FA_LAUNCH(fa2, grid, block, bytes, stream, p, t, parts, scale, causal, aligned, false);
+  return two || parts.splits == 1;
+}
+
+// Does one block an SM leave at most a twentieth of them idle? With as many parts of a head as
+// fit, or, if there are more heads than SMs, in several waves. If nobody merges, or two blocks do,
+// it pays from two tiles on. Another kernel's merge, or the beginnings of waves, want more keys.
+template <class Sizes>
+bool fills_all_SMs(const Problem& p) {
+  const std::int64_t SMs = processors();
+  const std::int64_t heads = std::max<std::int64_t>(1, p.B * p.Hkv * row_tiles(p, Sizes::Br));
+  const std::int64_t blocks = heads * std::max<std::int64_t>(1, SMs / heads);
+  const std::int64_t slots = (blocks + SMs - 1) / SMs * SMs;
+  const bool short_ones = blocks <= SMs && blocks <= 2 * heads;
+  return 20 * blocks >= 19 * slots && p.Nk >= (short_ones ? 512 : 16384) &&
+         Sizes::shared_bytes <= shared_memory_limit();
 }
 
 // run(Tile), of the one that p wants
 template <class Run>
 auto with_tile(const Problem& p, const Run& run) {
+  if (p.d > 128) return run(Tile<256, 2>());
+  if (p.d > 64) {
+    using SixteenWarps = Tile<128, 1, 16>;
+    if (fills_all_SMs<SixteenWarps>(p)) return run(SixteenWarps());
+    return run(Tile<128, 4>());
+  }
+  using SixteenWarps = Tile<64, 1, 16, 2>;
   using EightWarps = Tile<64, 2, 8, 2>;
   using FiveBlocks = Tile<64, 5, 4, 2>;
   using SixBlocks = Tile<64, 6, 4, 2>;
-  if (p.d > 128) return run(Tile<256, 2>());
-  if (p.d > 64) return run(Tile<128, 4>());
   // Blocks if keys have no parts, and how many of them the GPU has room for at once.
   const std::int64_t heads = p.B * p.Hkv * row_tiles(p, FiveBlocks::Br);
   const std::int64_t eights = std::int64_t(EightWarps::blocks) * processors();
   const std::int64_t fives = std::int64_t(FiveBlocks::blocks) * processors();
-  // One wave, and half of it at least. With more than 16384 keys a merge costs next to nothing, and
-  // parts are faster.
+  if (heads <= processors() && fills_all_SMs<SixteenWarps>(p)) return run(SixteenWarps());
+  // Eight: one wave, and half of it at least. With more than 16384 keys a merge costs next to
+  // nothing, and parts are faster.
   if (eights < 2 * heads && heads <= eights && p.Nk <= 16384) return run(EightWarps());
   if (heads <= fives) return run(FiveBlocks());
   return run(SixBlocks());
@@ -337,13 +412,14 @@ template Shape shape<__half>(const Problem&);
 template Shape shape<__nv_bfloat16>(const Problem&);
 
 template <class T>
-void launch_fa2(const Problem& p, const Tensors<T>& t, const Parts& parts, float scale, bool causal,
+bool launch_fa2(const Problem& p, const Tensors<T>& t, const Parts& parts, float scale, bool causal,
                 cudaStream_t stream) {
-  with_tile(p, [&](auto tile) { launch<decltype(tile), T>(p, t, parts, scale, causal, stream); });
+  return with_tile(
+      p, [&](auto tile) { return launch<decltype(tile), T>(p, t, parts, scale, causal, stream); });
 }
-template void launch_fa2(const Problem&, const Tensors<__half>&, const Parts&, float, bool,
+template bool launch_fa2(const Problem&, const Tensors<__half>&, const Parts&, float, bool,
                          cudaStream_t);
-template void launch_fa2(const Problem&, const Tensors<__nv_bfloat16>&, const Parts&, float, bool,
+template bool launch_fa2(const Problem&, const Tensors<__nv_bfloat16>&, const Parts&, float, bool,
                          cudaStream_t);
 
 }  // namespace fa::decode

@@ -376,6 +376,37 @@ TEST_F(decode, EightWarps) {
   EXPECT_EQ(keys(sized_as(1, 17 * slots, slots, 1, 300, 24).p), 64);
 }
 
+// Where one block of sixteen warps an SM leaves no SM idle. Two parts of a head merge themselves,
+// also if one of them, or both, have no keys; of 17 rows a head, two tiles, each has its own pair.
+TEST_F(decode, SixteenWarps) {
+  const Int SMs = processors();
+  const auto keys = [](Int heads, Int Nk, Int d) {
+    return walk::shape<__half>(sized_as(1, heads, heads, 1, Nk, d).p).keys;
+  };
+  for (Int d : {64, 128}) {
+    EXPECT_EQ(keys(SMs / 2, 512, d), 256);
+    EXPECT_EQ(keys(SMs, 512, d), 256);
+    EXPECT_EQ(keys(SMs, 511, d), 64);
+    EXPECT_EQ(keys(SMs + 1, 1 << 20, d), 64);  // a second wave, nearly empty
+  }
+  EXPECT_EQ(keys(2 * SMs, 16384, 128), 256);
+  EXPECT_EQ(keys(2 * SMs, 16383, 128), 64);
+  EXPECT_EQ(keys(SMs, 512, 129), 64);
+  for (Int rows : {1, 17})
+    for (Int d : {24, 72, 128}) {
+      Spec s = sized_as(1, rows * (SMs / 2), SMs / 2, 1, 700, d);
+      for (Int length : {700, 300, 256, 0}) {
+        s.lengths = {length};
+        Case<half> c(s, {32, true, true});
+        for (int parts : {0, 1, 2, 3}) {
+          const int taken = c.run(parts);
+          EXPECT_EQ(c.verdict(), "") << s.name() << ", " << taken << " parts";
+          if (parts == 0) EXPECT_EQ(taken, rows == 1 ? 2 : 1);
+        }
+      }
+    }
+}
+
 // As many heads as five blocks an SM take, and one more: then it may be six. All keys, or parts.
 TEST_F(decode, FiveBlocksOrSix) {
   const Int slots = 5 * processors();
@@ -639,6 +670,9 @@ TEST_F(decode, FormulaByHand) {
   EXPECT_EQ(formula(1, 32, 8, 1, 1, shape, 132), 1);
   EXPECT_EQ(formula(1, 32, 8, 1, 0, shape, 132), 1);
   EXPECT_EQ(formula(0, 32, 8, 1, 100, shape, 132), 1);
+  // 64 blocks, 132 at once, of 256 keys each: two parts of 512 + 128 keys instead of 1024.
+  EXPECT_EQ(formula(8, 32, 8, 1, 1024, {16, 256, 1}, 132), 2);
+  EXPECT_EQ(formula(16, 32, 8, 1, 1024, {16, 256, 1}, 132), 1);
   // More rows than a tile has are more blocks: of 32 rows 2 tiles, as for twice the key heads.
   EXPECT_EQ(formula(1, 32, 8, 8, 65536, shape, 132), formula(1, 64, 16, 4, 65536, shape, 132));
 }

@@ -91,18 +91,6 @@ __global__ void merge_kernel(Problem p, Parts parts, View<T> to, float* LSE) {
   if (LSE && threadIdx.x == 0) LSE[row] = m + logf(l);
 }
 
-// Was the kernel built for 9.0 or later, so that it waits for the parts itself?
-template <class T>
-bool waits_itself() {
-#ifdef FA_EMULATED
-  return true;
-#else
-  cudaFuncAttributes merge{};
-  FA_CUDA_CHECK(cudaFuncGetAttributes(&merge, merge_kernel<T>));
-  return merge.ptxVersion >= 90;
-#endif
-}
-
 }  // namespace
 
 template <class T>
@@ -112,7 +100,7 @@ void launch_merge(const Problem& p, const Parts& parts, const View<T>& O, float*
   const dim3 blocks(unsigned(p.B * p.Hq * p.Nq));
   const int warps = std::min(most_warps, (parts.splits + at_once - 1) / at_once);
   const std::size_t bytes = sizeof(float) * std::size_t(warps * p.d);
-  if (waits_itself<T>())
+  if (built_for_9_0(merge))  // then it waits for the parts itself
     FA_LAUNCH_EARLY(merge, blocks, dim3(lanes * warps), bytes, stream, p, parts, O, LSE);
   else
     FA_LAUNCH(merge, blocks, dim3(lanes * warps), bytes, stream, p, parts, O, LSE);
