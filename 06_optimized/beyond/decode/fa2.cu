@@ -98,8 +98,8 @@ __device__ void merge_two([[maybe_unused]] const Problem& p, [[maybe_unused]] co
   sync_cluster();  // both parts are there
   const float* const O[] = {in_block(own_O, 0), in_block(own_O, 1)};
   const float2* const L[] = {in_block(own_L, 0), in_block(own_L, 1)};  // in x
-  const int d = int(p.d), threads = blockDim.x;
-  for (int i = work.split * threads + threadIdx.x; i < work.rows * d; i += 2 * threads) {
+  const int d = int(p.d), all = work.rows * d, half = (all + 1) / 2, begin = work.split * half;
+  for (int i = begin + threadIdx.x; i < min(begin + half, all); i += blockDim.x) {
     const int r = i / d, x = i % d;
     const float L_0 = L[0][r].x, L_1 = L[1][r].x, m = fmaxf(L_0, L_1);
     const float shift = m == -INFINITY ? 0 : m;  // no part has seen a key: any finite number
