@@ -234,8 +234,8 @@ __device__ void compute(Shared<Tiles, T>& shared, const ForwardMaps& maps, const
       float S[Bc / 2];
       const Ring<Tiles::stages> before = kv;
       kv.next();
-      my_turn();
       wait(&shared.K_full[kv.at], kv.phase);
+      my_turn();  // behind K, unlike in hopper: 0.9 % faster here
       wgmma_fence();
       multiply_transposed<T, D, Br, Bc>(S, Qi, shared.K[kv.at]);
       wgmma_commit();
