@@ -151,6 +151,19 @@ __device__ inline bool elected() {
 }
 #endif  // not FA_EMULATED
 
+// Was the kernel built for compute capability 9.0 or later? One that has other code for older GPUs
+// may run there, too, and then the host launches it in another way.
+template <class Kernel>
+bool built_for_9_0([[maybe_unused]] Kernel kernel) {
+#ifdef FA_EMULATED
+  return true;
+#else
+  cudaFuncAttributes of{};
+  FA_CUDA_CHECK(cudaFuncGetAttributes(&of, kernel));
+  return of.ptxVersion >= 90;
+#endif
+}
+
 // ---- what they are used for, on GPU and CPU alike ----
 
 // A place in a ring of buffers, and the phase in which it is visited.

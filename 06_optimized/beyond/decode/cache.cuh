@@ -17,16 +17,6 @@ __device__ inline void parts_are_done() {
   optimized::previous_kernel_is_done();
 #endif
 }
-template <class Kernel>
-bool built_for_9_0([[maybe_unused]] Kernel kernel) {
-#ifdef FA_EMULATED
-  return true;
-#else
-  cudaFuncAttributes of{};
-  FA_CUDA_CHECK(cudaFuncGetAttributes(&of, kernel));
-  return of.ptxVersion >= 90;
-#endif
-}
 
 // How many blocks of a kernel an SM holds at once; the emulator, which has no SMs, is told.
 template <class Kernel>

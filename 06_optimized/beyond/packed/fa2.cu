@@ -264,7 +264,7 @@ void launch(const Problem& p, const Forward<T>& t, const List& list, float scale
   allow_shared_memory(fa2, bytes);
   const dim3 blocks(unsigned(Side{false, Sizes::Br}.most(p) * p.Hq));
   const bool aligned = in_16_bytes(t.Q) && in_16_bytes(t.K) && in_16_bytes(t.V) && in_16_bytes(t.O);
-  if (waits_itself(fa2))
+  if (optimized::built_for_9_0(fa2))  // then it waits itself
     FA_LAUNCH_EARLY(fa2, blocks, dim3(threads), bytes, stream, p, t, list, scale, aligned);
   else
     FA_LAUNCH(fa2, blocks, dim3(threads), bytes, stream, p, t, list, scale, aligned);

@@ -18,16 +18,6 @@ __device__ inline void offsets_or_list_are_done() {
   optimized::previous_kernel_is_done();
 #endif
 }
-template <class Kernel>
-bool waits_itself([[maybe_unused]] Kernel* kernel) {
-#ifdef FA_EMULATED
-  return true;
-#else
-  cudaFuncAttributes attributes{};
-  FA_CUDA_CHECK(cudaFuncGetAttributes(&attributes, kernel));
-  return attributes.ptxVersion >= 90;
-#endif
-}
 
 // fa::Mask of one sequence, in three registers: row i sees the keys below i + ahead.
 struct SequenceMask {

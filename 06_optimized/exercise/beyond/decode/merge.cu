@@ -100,7 +100,7 @@ void launch_merge(const Problem& p, const Parts& parts, const View<T>& O, float*
   const dim3 blocks(unsigned(p.B * p.Hq * p.Nq));
   const int warps = std::min(most_warps, (parts.splits + at_once - 1) / at_once);
   const std::size_t bytes = sizeof(float) * std::size_t(warps * p.d);
-  if (built_for_9_0(merge))  // then it waits for the parts itself
+  if (optimized::built_for_9_0(merge))  // then it waits for the parts itself
     FA_LAUNCH_EARLY(merge, blocks, dim3(lanes * warps), bytes, stream, p, parts, O, LSE);
   else
     FA_LAUNCH(merge, blocks, dim3(lanes * warps), bytes, stream, p, parts, O, LSE);

@@ -148,7 +148,7 @@ void launch_lists(const Problem& p, const std::int32_t* offsets, const Lists& li
   for (int i = 0; i < lists.count; ++i) most = std::max(most, lists.of[i].list.most);
   const dim3 blocks(unsigned((most + warps - 1) / warps), unsigned(lists.count));
   const dim3 threads(lanes * warps);
-  if (waits_itself(list_kernel))
+  if (optimized::built_for_9_0(list_kernel))  // then it waits itself
     FA_LAUNCH_EARLY(list_kernel, blocks, threads, 0, stream, p, offsets, lists);
   else
     FA_LAUNCH(list_kernel, blocks, threads, 0, stream, p, offsets, lists);
