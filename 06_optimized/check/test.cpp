@@ -191,15 +191,17 @@ TEST_F(Gpu, HopperWithManyKeys) {
 }
 
 // Two blocks share the keys of a head: where its tiles are even in number, and keys many. The last
-// tile has 116 rows, the last block of keys 97.
+// tile has 116 rows, the last block of keys 97, or 33.
 TEST_F(Gpu, HopperInPairs) {
   if (!on_hopper()) GTEST_SKIP() << unavailable(Kernel::hopper);
-  Spec s = spec(244, 8193, 128);
-  s.p.Hq = 2;
-  s.p.Hkv = 1;
-  ForwardCase<bf16> c(s, true);
-  run(c, Kernel::hopper);
-  EXPECT_EQ(c.verdict(), "");
+  for (const Int d : {128, 256}) {
+    Spec s = spec(244, 8193, d);
+    s.p.Hq = 2;
+    s.p.Hkv = 1;
+    ForwardCase<bf16> c(s, true);
+    run(c, Kernel::hopper);
+    EXPECT_EQ(c.verdict(), "") << "d = " << d;
+  }
 }
 
 // Whoever takes a tile, it is the same tile: at each d, with and without a mask.

@@ -91,7 +91,7 @@ class Hopper(Space):
             shared = 1024 + 2 * d * (Br * Qs + 2 * stages * Bc + (Br if O == "own" else 0))
             registers = d // 2 + Bc // 2 + Bc // 4 + self.besides
             room = {1: 240, 2: 240, 3: 160, 4: 112}[groups]
-            branch = "none" if groups == 3 else "after_weights" if d == 256 else "after_first_maximum"
+            branch = "none" if groups == 3 or d == 256 else "after_first_maximum"
             c = Candidate(
                 name(Br, Bc, stages=stages, Qs=Qs, O=O),
                 d,
@@ -150,7 +150,7 @@ struct Tuned : Tiles<{d}, {groups}, {Bc}> {{
     def hand_made(self, d: int, mask: str, n: int) -> str:
         text = (ROOT / self.file).read_text(encoding="utf-8")
         for line in (
-            "if (p.d > 128) return run(launch<D256, T>);",
+            "if (p.d > 128) return run(pairs ? launch<D256Pair, T> : launch<D256, T>);",
             "if (p.d > 64) return run(pairs ? launch<D128Pair, T> : launch<D128, T>);",
             "run(taken && p.Nk <= 1024 ? launch<D64Short, T> : launch<D64, T>);",
         ):

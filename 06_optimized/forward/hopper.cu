@@ -174,6 +174,7 @@ __device__ void compute(Shared<Tiles, T>& shared, const ForwardMaps& maps, const
       wgmma_fence();
       multiply_transposed<T, D, Br, Bc>(S, Qi, shared.K[kv.at]);
       wgmma_commit();
+      if (Tiles::scale_under_S) scale_rows(O, alpha);
       wait(&shared.V_full[before.at], before.phase);
       wgmma_fence();  // again, behind a wait: else ptxas puts one in and says so (C7519)
       multiply_add<T, Bc>(O, P, shared.V[before.at]);
@@ -183,11 +184,9 @@ __device__ void compute(Shared<Tiles, T>& shared, const ForwardMaps& maps, const
       give_back<Tiles>(&shared.K_free[kv.at]);
       if constexpr (decltype(masked)::value) hide(S, visible, j * Bc);
       fast_softmax<Tiles::branch>(S, c, m, l, alpha);
-      // ptxas moves this wait up between the exponentials, unless a branch is in the way.
-      if (Tiles::branch == Branch::after_weights && l[0] + l[1] < 0) stop();
       wgmma_wait<0>(O);
       give_back<Tiles>(&shared.V_free[before.at]);
-      scale_rows(O, alpha);
+      if (!Tiles::scale_under_S) scale_rows(O, alpha);
       round_to<T>(P, S);
     };
     --j;
@@ -199,6 +198,7 @@ __device__ void compute(Shared<Tiles, T>& shared, const ForwardMaps& maps, const
     // The last O += P V. Q is no longer needed: the next one may come.
     release_Q();
     const Ring<Tiles::stages> last = kv;
+    if (Tiles::scale_under_S) scale_rows(O, alpha);
     wait(&shared.V_full[last.at], last.phase);
     wgmma_fence();
     multiply_add<T, Bc>(O, P, shared.V[last.at]);
@@ -285,9 +285,9 @@ void launch_hopper(const Problem& p, const Forward<T>& t, float scale, unsigned*
   if (!maps && p.d <= 64) return run(launch<Carried<64>, T>);
   if (!maps && p.d <= 128) return run(launch<Carried<128>, T>);
   if (!maps) return run(launch<Carried<256>, T>);
-  if (p.d > 128) return run(launch<D256, T>);
-  // Without a mask neighbouring tiles of a head see the same keys.
-  const bool pairs = !taken && p.Nk >= 8192 && (p.Nq + D128Pair::Br - 1) / D128Pair::Br % 2 == 0;
+  // Without a mask neighbouring tiles of a head, of 128 rows, see the same keys.
+  const bool pairs = !taken && p.Nk >= 8192 && (p.Nq + 127) / 128 % 2 == 0;
+  if (p.d > 128) return run(pairs ? launch<D256Pair, T> : launch<D256, T>);
   if (p.d > 64) return run(pairs ? launch<D128Pair, T> : launch<D128, T>);
   run(taken && p.Nk <= 1024 ? launch<D64Short, T> : launch<D64, T>);
 }

@@ -20,6 +20,7 @@ struct Tiles {
   static constexpr int loader_registers = groups == 3 ? 32 : 24;
   static constexpr int registers = groups == 3 ? 160 : 240;
   static constexpr bool tma = true;
+  static constexpr bool scale_under_S = D > 128;  // else when O += P V is done
 };
 // O is small: three groups have room, and three rows use each key that arrives.
 struct D64 : Tiles<64, 3, 128> {
@@ -43,14 +44,18 @@ struct D128 : Tiles<128, 2, 128> {
 struct D256 : Tiles<256, 2, 80> {
   static constexpr int Q_buffers = 1;
   static constexpr Through O = Through::V;
-  static constexpr Branch branch = Branch::after_weights;
+  static constexpr Branch branch = Branch::none;
 };
 // Two blocks that share the keys of a head: each asks for half of a tile, for both. In short runs
-// 2 to 3 % slower than D128, in long ones, where power is short, 3 % faster (hopper.md).
+// up to 3 % slower than a block alone, in long ones, where power is short, 2 to 3 % faster
+// (hopper.md).
 struct D128Pair : Tiles<128, 2, 176> {
   static constexpr int cluster = 2, loader_registers = 40, registers = 232, Q_buffers = 1;
   static constexpr Through O = Through::V;
   static constexpr Branch branch = Branch::after_first_maximum;
+};
+struct D256Pair : D256 {
+  static constexpr int cluster = 2, loader_registers = 40, registers = 232;
 };
 // Without TMA (bring.cuh).
 template <int D>

@@ -98,8 +98,7 @@ __device__ void weights(float (&S)[n], float c, const float (&mc)[2], const floa
 // maximum, the second is taken between the exponentials of the first row.
 enum class Branch {
   none,
-  after_first_maximum,
-  after_weights  // not here, but in hopper, between softmax() and the wait for O
+  after_first_maximum
 };
 
 // m = max(m, max_j S_ij), alpha = 2^(c (m_before - m)), P_ij = 2^(c (S_ij - m)) in place of S,

@@ -33,7 +33,7 @@ constexpr int turn = 1, zeros = 5, carried = 8;
 struct D256 : optimized::Tiles<256, 2, 64> {
   static constexpr int Q_buffers = 1;
   static constexpr Through O = Through::V;
-  static constexpr Branch branch = Branch::after_weights;
+  static constexpr Branch branch = Branch::none;
 };
 
 // As optimized::finish(), and with a sink: L = log(exp(L_i) + exp(sink)), O_i = exp(L_i - L) O_i.
@@ -201,6 +201,7 @@ __device__ void compute(Shared<Tiles, T>& shared, const ForwardMaps& maps, const
       wgmma_fence();
       multiply_transposed<T, D, Br, Bc>(S, Qi, shared.K[kv.at]);
       wgmma_commit();
+      if (Tiles::scale_under_S) scale_rows(O, alpha);
       wait(&shared.V_full[before.at], before.phase);
       wgmma_fence();  // again, behind a wait: else ptxas puts one in and says so (C7519)
       multiply_add<T, Bc>(O, P, shared.V[before.at]);
@@ -210,11 +211,9 @@ __device__ void compute(Shared<Tiles, T>& shared, const ForwardMaps& maps, const
       if (leader) arrive(&shared.K_free[kv.at]);
       if constexpr (decltype(masked)::value) hide(S, shared_task, row, j * Bc);
       fast_softmax<Tiles::branch>(S, c, m, l, alpha);
-      // ptxas moves this wait up between the exponentials, unless a branch is in the way.
-      if (Tiles::branch == Branch::after_weights && l[0] + l[1] < 0) stop();
       wgmma_wait<0>(O);
       if (leader) arrive(&shared.V_free[before.at]);
-      scale_rows(O, alpha);
+      if (!Tiles::scale_under_S) scale_rows(O, alpha);
       round_to<T>(P, S);
     };
     // From the last tile down to the first of the window, and then what stays.
@@ -236,6 +235,7 @@ __device__ void compute(Shared<Tiles, T>& shared, const ForwardMaps& maps, const
     // The last O += P V. Q is no longer needed: the next one may come.
     release_Q();
     const Ring<Tiles::stages> last = kv;
+    if (Tiles::scale_under_S) scale_rows(O, alpha);
     wait(&shared.V_full[last.at], last.phase);
     wgmma_fence();
     multiply_add<T, Bc>(O, P, shared.V[last.at]);

@@ -248,6 +248,7 @@ __device__ void compute(Shared<Tiles, T>& shared, const ForwardMaps& maps, const
       wgmma_fence();
       multiply_transposed<T, D, Br, Bc>(S, Qi, shared.K[kv.at]);
       wgmma_commit();
+      if (Tiles::scale_under_S) scale_rows(O, alpha);
       wait(&shared.V_full[before.at], before.phase);
       wgmma_fence();  // again, behind a wait: else ptxas puts one in and says so (C7519)
       multiply_add<T, Bc>(O, P, shared.V[before.at]);
@@ -257,11 +258,9 @@ __device__ void compute(Shared<Tiles, T>& shared, const ForwardMaps& maps, const
       if (leader) arrive(&shared.K_free[kv.at]);
       if constexpr (decltype(masked)::value) hide_unseen(S, j);
       weights_of_S(S, m, l, alpha);
-      // ptxas moves this wait up between the exponentials, unless a branch is in the way.
-      if (Tiles::branch == Branch::after_weights && l[0] + l[1] < 0) stop();
       wgmma_wait<0>(O);
       if (leader) arrive(&shared.V_free[before.at]);
-      scale_rows(O, alpha);
+      if (!Tiles::scale_under_S) scale_rows(O, alpha);
       round_to<T>(P, S);
     };
     --j;
@@ -274,6 +273,7 @@ __device__ void compute(Shared<Tiles, T>& shared, const ForwardMaps& maps, const
     const Task left = task;
     release_Q();
     const Ring<Tiles::stages> last = kv;
+    if (Tiles::scale_under_S) scale_rows(O, alpha);
     wait(&shared.V_full[last.at], last.phase);
     wgmma_fence();
     multiply_add<T, Bc>(O, P, shared.V[last.at]);
