@@ -44,6 +44,7 @@ __global__ void __launch_bounds__(threads)
     passed.D[row] = sum;
     passed.LSE2[row] = L == -INFINITY ? INFINITY : L * log2_e;
   }
+  if (passed.taken && x == 0 && row == 0) *passed.taken = 0;
   if (passed.turn && x == 0 && row % 64 == 0)
     for (int n = 0; n < D / 64; ++n) passed.turn[row / 64 * (D / 64) + n] = 0;
   // Of a block of 64 rows; in which order its numbers lie does not matter here.

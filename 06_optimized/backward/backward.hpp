@@ -60,11 +60,14 @@ struct BackwardOptions {
   bool deterministic = false;  // dQ, too, gets the same bits in every run
   cudaStream_t stream = nullptr;
   Scratch scratch = {};  // backward_scratch_bytes() of device memory, aligned to 16 bytes
+  // hopper at d <= 64: a block for each tile of keys, as at d = 128, in place of one for each SM that
+  // stays until the end. For a GPU where kernels of other streams want SMs meanwhile.
+  bool block_a_tile = false;
 };
 
 // Device memory that a call needs beside its arguments: 8 bytes for each row of Q and, in kernels
-// that add dQ up, 4 more for each number of it; in turns, 4 more for 4096. What it holds before
-// does not matter. Calls that may run at the same time need one each.
+// that add dQ up, 4 more for each number of it; in turns, 4 more for 4096; a counter. What it holds
+// before does not matter. Calls that may run at the same time need one each.
 std::size_t backward_scratch_bytes(const Problem& p, const BackwardOptions& options = {});
 
 // Empty, or a sentence that says why `kernel` cannot take this problem on the current GPU.
@@ -98,6 +101,7 @@ struct Passed {
   float* dQ;            // the sums before they are scaled; null if the kernel does not add
   std::int64_t rows;    // of a head
   int* turn = nullptr;  // [B, Hq, rows / 64, D / 64]: how many have added; null: in any order
+  unsigned* taken = nullptr;  // by hopper's blocks that stay: tiles of keys; null: a block each
 
   static std::int64_t padded_rows(std::int64_t Nq) { return (Nq + 127) / 128 * 128; }
   static std::int64_t padded(std::int64_t d) { return d <= 64 ? 64 : d <= 128 ? 128 : 256; }

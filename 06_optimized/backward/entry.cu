@@ -55,6 +55,11 @@ bool has_tensor_maps(const Problem& p, const Backward<T>& t, BackwardKernel kern
          keys(t.K) && keys(t.V) && keys(t.dK) && keys(t.dV);
 }
 
+// Do blocks stay for more than one tile of keys, and count those that are taken?
+bool counts_tiles(const Problem& p, BackwardKernel kernel) {
+  return kernel == BackwardKernel::hopper && p.d <= 64;
+}
+
 // The scratch, cut into what passes from kernel to kernel.
 Passed passed(const Problem& p, BackwardKernel kernel, const BackwardOptions& options) {
   Passed parts{};
@@ -62,9 +67,13 @@ Passed passed(const Problem& p, BackwardKernel kernel, const BackwardOptions& op
   const std::int64_t rows = p.B * p.Hq * parts.rows;
   parts.LSE2 = static_cast<float*>(options.scratch.data);
   parts.D = parts.LSE2 + rows;
-  if (adds_up_dQ(kernel)) parts.dQ = parts.D + rows;
-  if (takes_turns(p, kernel, options))
-    parts.turn = reinterpret_cast<int*>(parts.dQ + rows * Passed::padded(p.d));
+  if (!adds_up_dQ(kernel)) return parts;
+  parts.dQ = parts.D + rows;
+  auto* const counts = reinterpret_cast<int*>(parts.dQ + rows * Passed::padded(p.d));
+  const bool in_turns = takes_turns(p, kernel, options);
+  if (in_turns) parts.turn = counts;
+  if (counts_tiles(p, kernel) && !options.block_a_tile)
+    parts.taken = reinterpret_cast<unsigned*>(counts + (in_turns ? turns(p) : 0));
   return parts;
 }
 
@@ -132,6 +141,7 @@ std::size_t backward_scratch_bytes(const Problem& p, const BackwardOptions& opti
   std::size_t bytes = 2 * sizeof(float) * rows;
   if (adds_up_dQ(kernel)) bytes += sizeof(float) * rows * std::size_t(Passed::padded(p.d));
   if (takes_turns(p, kernel, options)) bytes += sizeof(int) * std::size_t(turns(p));
+  if (counts_tiles(p, kernel)) bytes += sizeof(unsigned);
   return bytes;
 }
 

@@ -2,13 +2,16 @@
 // to d = 128: both types, any strides and addresses, key lengths. In turns, as rung 10, if asked.
 //
 // Warps 0 and 1 push, each one group's part of dQ; warp 2 loads; 4 to 11 are the two groups that
-// compute, 64 keys each. What a group issues in two steps, and what it does meanwhile:
+// compute, 64 keys each. With d = 64 a block stays: the loader brings the next keys, their first
+// queries too, while the groups are at these. What a group issues in two steps, and does meanwhile:
 //   dP n | dV n | dQ n - 1, dK n, S n + 1 | dP n + 1 | dV n + 1 | dQ n, dK n + 1, S n + 2
 //   P n  | dS n | dQ n - 1 leaves         | P n + 1  | dS n + 1 | dQ n leaves
 // The other does the same, up to a step away. With d = 64 dV is behind dS; the groups add to dQ
 // themselves, and who pushes elsewhere only waits for their turn and passes it on.
 //
 //   who waits    for                       who arrives                                  how many
+//   all          tile_full                 the loader: it has said what comes           1
+//   the loader   KV_free                   a lane of each warp: dK and dV have left     8; 10
 //   both groups  Q_full, dO_full           the loader, and the bytes that it asked for  1
 //   the loader   Q_free, dO_free           groups that have read; with a mask, warps    2; 8
 //   a group      ready(other, n - 1)       the other: its dS of step n - 1 is there     256 threads
@@ -17,12 +20,14 @@
 //   both groups  meeting                   both, at the end: nobody reads K any more    256
 //
 // Measured: 618 TFLOP/s after 555; with a causal mask 555 after 512.
+#include <algorithm>
 #include <cfloat>
 
 #include "06_optimized/backward/backward.hpp"
 #include "06_optimized/backward/bring.cuh"
+#include "06_optimized/backward/hopper.cuh"
+#include "06_optimized/backward/shapes.cuh"
 #include "06_optimized/backward/steps.cuh"
-#include "06_optimized/ptx/add.cuh"
 #include "06_optimized/ptx/mma.cuh"
 #include "06_optimized/ptx/tma.cuh"
 #include "06_optimized/ptx/wgmma.cuh"
@@ -30,111 +35,20 @@
 namespace fa::optimized {
 namespace {
 
-// A block of threads has Bc keys, 64 a group; a tile has Br queries. D is the head dimension,
-// padded; the statistic that is called D elsewhere is D_i here. Measured, not derived:
-//            D = 64                                        D = 128
-//   Br       128: then a step has as much work as there    64: more, and registers would not do
-//   adds_dQ  yes: a buffer would be 512 of 3328 cycles     no: a pusher does it
-//   late_dV  behind dS, beside which exponentials may lie  as soon as P is there: it runs under dS
-template <int D_, bool in_order_>
-struct Sizes {
-  static constexpr int D = D_, groups = 2, Bc = 64 * groups, Br = D == 64 ? 128 : 64;
-  static constexpr int stages = 2, threads = 128 * (groups + 1);
-  static constexpr bool adds_dQ = D == 64, late_dV = D == 64, in_order = in_order_;
-};
-constexpr int square = 64 * 64;  // numbers of 64 rows in a box, which has 64 columns
-
-template <class Tiles, class T>
-struct Shared {
-  alignas(1024) T K[Tiles::Bc * Tiles::D], V[Tiles::Bc * Tiles::D];
-  alignas(1024) T Q[Tiles::stages][Tiles::Br * Tiles::D], dO[Tiles::stages][Tiles::Br * Tiles::D];
-  alignas(1024) T dS[3][Tiles::Br * Tiles::Bc];
-  alignas(128) float dQ[Tiles::groups][square];
-  alignas(128) float LSE2[Tiles::stages][Tiles::Br], D_i[Tiles::stages][Tiles::Br];
-  Barrier Q_full[Tiles::stages], Q_free[Tiles::stages];
-  Barrier dO_full[Tiles::stages], dO_free[Tiles::stages];
-};
-
-// The numbered barriers: all but `meeting` once for each group, `ready` for even and for odd steps
-constexpr int meeting = 1, dQ_free = 2, dQ_full = 4, alone = 6;
-__device__ constexpr int ready(int group, int n) { return 8 + 2 * group + n % 2; }
-constexpr int both = 256, with_pusher = 128 + 32;  // threads that take part
-
-// ---- the warps that move data ----
-
-template <class Tiles, class T, class At>
-__device__ void load(Shared<Tiles, T>& shared, const Maps& maps, const Problem& p,
-                     const Passed& passed, At at) {
-  const int hk = int(p.key_head(at.h));
-  Ring<Tiles::stages> q;
-  for (int n = 0; n < at.steps; ++n, at.next(), q.next()) {
-    const std::int64_t row = at.row(p, passed);
-    const int more = n == 0 ? int(sizeof shared.K) : 0;  // S need not wait for V
-    Barrier *const Q_full = &shared.Q_full[q.at], *const dO_full = &shared.dO_full[q.at];
-    wait(&shared.Q_free[q.at], q.phase ^ 1);
-    bring(shared.Q[q.at], maps.Q, shared.LSE2[q.at], passed.LSE2 + row, Q_full, at, more);
-    if (n == 0) bring_keys<Tiles::Bc>(shared.K, maps.K, Q_full, hk, at);
-    wait(&shared.dO_free[q.at], q.phase ^ 1);
-    bring(shared.dO[q.at], maps.dO, shared.D_i[q.at], passed.D + row, dO_full, at, more);
-    if (n == 0) bring_keys<Tiles::Bc>(shared.V, maps.V, dO_full, hk, at);
-  }
-}
-
-// One warp for each group's part of dQ: adds it up in global memory, or sees to it that the group
-// does so when it is its turn.
-template <class Tiles, class T, class At>
-__device__ void push(Shared<Tiles, T>& shared, const Problem& p, const Passed& passed, At at,
-                     int group) {
-  const Mask mask(p, at.b);
-#pragma unroll 1
-  for (int n = 0; n < at.steps; ++n, at.next()) {
-    const std::int64_t first = at.row(p, passed) * Tiles::D + group * square;
-    int* const turn = Tiles::in_order ? passed.turn + first / square : nullptr;
-    const int n_before = at.template turn<Tiles::Bc>(mask);
-    if (Tiles::adds_dQ) wait_turn(turn, n_before);
-    arrive(dQ_free + group, with_pusher);  // the first time at once: nothing is in it yet
-    sync(dQ_full + group, with_pusher);
-    if (elected()) {
-      if (!Tiles::adds_dQ) {
-        if (Tiles::in_order) wait_turn(turn, n_before);
-        float* const sums = passed.dQ + first;
-        if (Tiles::in_order && n_before == 0)
-          bulk_store(sums, shared.dQ[group], int(sizeof shared.dQ[0]));
-        else
-          bulk_add(sums, shared.dQ[group], int(sizeof shared.dQ[0]));
-        tma_commit();
-        Tiles::in_order ? tma_wait() : tma_wait_read();
-      }
-      if (Tiles::in_order) pass_turn(turn);
-    }
-    __syncwarp();
-  }
-}
-
 // ---- the warpgroups that compute, 64 keys each ----
 // S, P, dP and dS are held transposed, a row for each key: steps.cuh.
 
-template <bool masked, class Tiles, class T, class At>
+template <bool masked, class Tiles, class T>
 __device__ void compute(Shared<Tiles, T>& shared, const Maps& maps, const Problem& p,
-                        const Passed& passed, float scale, At at) {
+                        const Passed& passed, const KeyTiles& tiles, float scale) {
   constexpr int D = Tiles::D, Br = Tiles::Br, Bc = Tiles::Bc;
   const int group = uniform(threadIdx.x / 128) - 1, thread = threadIdx.x % 128;
   const int warp = thread / 32, lane = thread % 32;
   const bool leader = masked ? lane == 0 : thread == 0;  // says that a buffer has been read
   // exp(scale x) = 2^(c x). With a factor of 0 a hidden score would be as good as any.
   const float c = scale == 0 ? FLT_MIN : scale * log2_e;
-  const int hk = int(p.key_head(at.h));
-  T* const K = shared.K + group * square;  // the group's keys, of each box
-  T* const V = shared.V + group * square;
-
-  const Mask mask(p, at.b);
-  const int j = at.j0 + 64 * group;  // the group's first key
-  const SeenFrom seen(mask, j, warp, lane);
-
-  float dK[D / 2] = {}, dV[D / 2] = {};
-  settle(dK);
-  settle(dV);
   Ring<Tiles::stages> q;
+  Ring<Tiles::keys> kv;
 
   // S_ij = Q_i K_j^T,  dP_ij = dO_i V_j^T
   const auto issue_pairs = [&](float(&C)[Br / 2], const T* keys, const T* queries) {
@@ -155,21 +69,15 @@ __device__ void compute(Shared<Tiles, T>& shared, const Maps& maps, const Proble
     wgmma_fence();
     const int half = D == 64 ? group * square : group * Bc * 64;
     multiply<T, Bc, Br>(dQ, shared.dS[buffer] + (D == 64 ? half : 0),
-                        shared.K + (D == 64 ? 0 : half));
+                        shared.K[kv.at] + (D == 64 ? 0 : half));
     wgmma_commit();
   };
   // dQ, whose tile begins at this row, into global memory; in order, the first one stores
   const auto add_up = [&](const float(&dQ)[32], std::int64_t first_row, bool is_first) {
     if constexpr (Tiles::adds_dQ) {
-      float* sum = passed.dQ + first_row * D + group * square + thread * 4;
+      float* const to = passed.dQ + first_row * D + group * square + thread * 4;
       if (Tiles::in_order) sync(dQ_free + group, with_pusher);
-#pragma unroll
-      for (int i = 0; i < 32; i += 4)
-        if (Tiles::in_order && is_first)
-          *reinterpret_cast<float4*>(sum + i / 4 * 512) =
-              make_float4(dQ[i], dQ[i + 1], dQ[i + 2], dQ[i + 3]);
-        else
-          add(sum + i / 4 * 512, dQ + i);
+      add_dQ(to, dQ, Tiles::in_order && is_first);
       if (Tiles::in_order) arrive(dQ_full + group, with_pusher);
       return;
     }
@@ -179,109 +87,131 @@ __device__ void compute(Shared<Tiles, T>& shared, const Maps& maps, const Proble
     arrive(dQ_full + group, with_pusher);
   };
 
-  if (at.steps > 0) wait(&shared.Q_full[0], 0);
-  // Keys past the length may hold anything, and 0 times NaN is NaN.
-  if (const int here = int(mask.length) - j; at.steps > 0 && here < 64 && mask.length < p.Nk) {
-    wait(&shared.dO_full[0], 0);
-    for (int e = max(here, 0) * 8 + thread; e < 64 * 8; e += 128)
-      for (int x = 0; x < D; x += 64) {
-        *reinterpret_cast<uint4*>(K + x * Bc + e * 8) = make_uint4(0, 0, 0, 0);
-        *reinterpret_cast<uint4*>(V + x * Bc + e * 8) = make_uint4(0, 0, 0, 0);
+  for (;; kv.next()) {
+    wait(&shared.tile_full[kv.at], kv.phase);
+    const KeyTile<Tiles>& tile = shared.tile[kv.at];
+    const int steps = tile.steps;
+    if (steps < 0) break;
+    T* const K = shared.K[kv.at] + group * square;  // the group's keys, of each box
+    T* const V = shared.V[kv.at] + group * square;
+    const int j = tile.j0 + 64 * group;  // the group's first key
+    const Mask mask(p, tile.b);
+    const SeenFrom seen(mask, j, warp, lane);
+
+    float dK[D / 2] = {}, dV[D / 2] = {};
+    settle(dK);
+    settle(dV);
+    if (steps > 0) {
+      wait(&shared.Q_full[q.at], q.phase);
+      // Keys past the length may hold anything, and 0 times NaN is NaN.
+      if (const int here = int(mask.length) - j; here < 64 && mask.length < p.Nk) {
+        wait(&shared.dO_full[q.at], q.phase);
+        clear_keys<Bc, D>(K, max(here, 0), thread);
+        clear_keys<Bc, D>(V, max(here, 0), thread);
+        fence_async();
+        sync(alone + group, 128);
       }
-    fence_async();
-    sync(alone + group, 128);
-  }
-  float S[Br / 2];
-  issue_pairs(S, K, shared.Q[0]);
-  int buffer = 0, before = 2;
-  std::int64_t row_before = 0;  // where the rows of the step before begin
-  bool first_before = false;    // did nobody add to them before?
+      float S[Br / 2];
+      issue_pairs(S, K, shared.Q[q.at]);
+      int buffer = 0, before = 2;
+      // Where the walk is; where the rows of the step before begin; did nobody add to them before?
+      const int first = tile.first,
+                until = Tiles::in_order ? tile.until(tiles, int(mask.length), int(p.Nq)) : 0;
+      int i0 = first, row_before = 0;
+      bool first_before = false;
 #pragma unroll 1
-  for (int n = 0; n < at.steps; ++n, at.next()) {
-    static_assert(Tiles::stages == 2);  // the other buffer is now ^ 1
-    const int now = q.at;
-    float P[Br / 2], dP[Br / 2], dQ[32];
-    std::uint32_t rounded_P[Br / 16][4], rounded_dS[Br / 16][4];
-    wgmma_wait<0>(S);  // and dK of the step before
-    if (masked) __syncwarp();
-    if (leader && n > 0) arrive(&shared.Q_free[now ^ 1]);
-    if (masked && at.i0 < seen.all)
-      hide(S, seen.hidden(at.i0, lane).of_key, c < 0 ? INFINITY : -INFINITY);
-    wait(&shared.dO_full[now], q.phase);
-    issue_pairs(dP, V, shared.dO[now]);
-    exponentials(P, S, c, shared.LSE2[now], lane);
-    round_to<T>(rounded_P, P);
-    if (!Tiles::late_dV) issue_sum(dV, rounded_P, shared.dO[now]);
-    // dS, with d = 128 while dV is under way. Its buffer is free: the other group is done with the
-    // step before the last, since it has written dS of the last one.
-    if (n > 0) sync(ready(group ^ 1, n - 1), both);
-    wgmma_wait<Tiles::late_dV ? 0 : 1>(dP);
-    to_dS(dP, P, shared.D_i[now], lane);
-    round_to<T>(rounded_dS, dP);
-    put_dS(shared.dS[buffer] + group * Br * 64, rounded_dS, warp, lane);
-    fence_async();  // and LSE2 and D_i have been read: the copy engine may write there
-    arrive(ready(group, n), both);
-    if (Tiles::late_dV) issue_sum(dV, rounded_P, shared.dO[now]);
+      for (int n = 0; n < steps; ++n) {
+        static_assert(Tiles::stages == 2);  // the other buffer is now ^ 1
+        const int now = q.at;
+        float P[Br / 2], dP[Br / 2], dQ[32];
+        std::uint32_t rounded_P[Br / 16][4], rounded_dS[Br / 16][4];
+        wgmma_wait<0>(S);  // and dK of the step before
+        if (masked) __syncwarp();
+        if (leader && n > 0) arrive(&shared.Q_free[now ^ 1]);
+        if (masked && i0 < seen.all)
+          hide(S, seen.hidden(i0, lane).of_key, c < 0 ? INFINITY : -INFINITY);
+        wait(&shared.dO_full[now], q.phase);
+        issue_pairs(dP, V, shared.dO[now]);
+        exponentials(P, S, c, shared.LSE2[now], lane);
+        round_to<T>(rounded_P, P);
+        if (!Tiles::late_dV) issue_sum(dV, rounded_P, shared.dO[now]);
+        // dS, with d = 128 while dV is under way. Its buffer is free: the other group is done with the
+        // step before the last, since it has written dS of the last one.
+        if (n > 0) sync(ready(group ^ 1, n - 1), both);
+        wgmma_wait<Tiles::late_dV ? 0 : 1>(dP);
+        to_dS(dP, P, shared.D_i[now], lane);
+        round_to<T>(rounded_dS, dP);
+        put_dS(shared.dS[buffer] + group * Br * 64, rounded_dS, warp, lane);
+        fence_async();  // and LSE2 and D_i have been read: the copy engine may write there
+        arrive(ready(group, n), both);
+        if (Tiles::late_dV) issue_sum(dV, rounded_P, shared.dO[now]);
 
-    // dQ of the step before, of which both have written dS; in the first step nobody wants it.
-    issue_dQ(dQ, before);
-    before = buffer;
-    buffer = buffer == 2 ? 0 : buffer + 1;
-    issue_sum(dK, rounded_dS, shared.Q[now]);
-    wgmma_wait<1>(dQ);  // and dV
-    if (masked) __syncwarp();
-    if (leader) arrive(&shared.dO_free[now]);
-    if (n > 0) add_up(dQ, row_before, first_before);
-    row_before = at.row(p, passed);
-    first_before = at.template turn<Bc>(mask) == 0;
+        // dQ of the step before, of which both have written dS; in the first step nobody wants it.
+        issue_dQ(dQ, before);
+        before = buffer;
+        buffer = buffer == 2 ? 0 : buffer + 1;
+        issue_sum(dK, rounded_dS, shared.Q[now]);
+        wgmma_wait<1>(dQ);  // and dV
+        if (masked) __syncwarp();
+        if (leader) arrive(&shared.dO_free[now]);
+        if (n > 0) add_up(dQ, row_before, first_before);
+        row_before = shared.row[now];
+        if (Tiles::in_order) first_before = i0 < until;
 
-    // S of the next step; after the last one of what lies there, and nobody looks at it.
-    q.next();
-    if (n + 1 < at.steps) wait(&shared.Q_full[q.at], q.phase);
-    issue_pairs(S, K, shared.Q[q.at]);
-  }
-  wgmma_wait<0>(S);
-  if (at.steps > 0) {
-    float dQ[32];
-    sync(ready(group ^ 1, at.steps - 1), both);
-    issue_dQ(dQ, before);
-    wgmma_wait<0>(dQ);
-    add_up(dQ, row_before, first_before);
-  }
-  settle(dK);
-  settle(dV);
+        // S of the next step; after the last one the same again, and nobody looks at it.
+        q.next();
+        const bool more = n + 1 < steps;
+        if (more) wait(&shared.Q_full[q.at], q.phase);
+        if ((masked || Tiles::in_order) && (i0 += Br) >= p.Nq) i0 = first;
+        issue_pairs(S, K, shared.Q[more ? q.at : now]);
+      }
+      wgmma_wait<0>(S);
+      if (masked) __syncwarp();
+      if (leader) arrive(&shared.Q_free[q.at ^ 1]);
+      float dQ[32];
+      sync(ready(group ^ 1, steps - 1), both);
+      issue_dQ(dQ, before);
+      wgmma_wait<0>(dQ);
+      add_up(dQ, row_before, first_before);
+    }
+    settle(dK);
+    settle(dV);
 
-  // dK scaled, and both leave, through what were K and V.
+    // dK scaled, and both leave, through what were K and V.
 #pragma unroll
-  for (int i = 0; i < D / 2; ++i) dK[i] *= scale;
-  sync(meeting, both);  // nobody reads K any more
-  store_sums<Bc>(maps, K, V, dK, dV, warp, lane, j, hk, at.b);
+    for (int i = 0; i < D / 2; ++i) dK[i] *= scale;
+    sync(meeting, both);  // nobody reads K any more
+    store_sums<Bc>(maps, K, V, dK, dV, warp, lane, j, tile.hk, tile.b);
+    if (!Tiles::stays) break;
+    if (lane == 0) arrive(&shared.KV_free[kv.at]);
+    __syncwarp();
+  }
 }
 
 template <bool masked, class Tiles, class T>
 __global__ void __launch_bounds__(Tiles::threads, 1)
     hopper_kernel(const __grid_constant__ Maps maps, const __grid_constant__ Problem p,
-                  const __grid_constant__ Passed passed, float scale, int section) {
+                  const __grid_constant__ Passed passed, float scale,
+                  const __grid_constant__ KeyTiles tiles) {
   auto& shared = FA_DYNAMIC_SHARED(Shared<Tiles, T>);
   if (threadIdx.x == 0) {
     constexpr int readers = masked ? 4 * Tiles::groups : Tiles::groups;  // warps, or groups
     init(shared.Q_full, shared.Q_free, readers);
     init(shared.dO_full, shared.dO_free, readers);
+    init(shared.tile_full, shared.KV_free, (Tiles::in_order ? 5 : 4) * Tiles::groups);
     fence_barriers();
   }
   __syncthreads();
-  constexpr bool skip_unseen = true;  // such keys may hold NaN
-  const Place<Tiles::Br> at(p, InSections<Tiles::Bc>(p, section, Tiles::in_order), skip_unseen);
   if (uniform(threadIdx.x / 128) == 0) {
     give_registers<24>();
     const int warp = uniform(threadIdx.x / 32);
     if (warp < Tiles::groups && (Tiles::in_order || !Tiles::adds_dQ))
-      push(shared, p, passed, at, warp);
+      push(shared, p, passed, tiles, warp);
     else if (warp == Tiles::groups && elected())
-      load(shared, maps, p, passed, at);
+      load(shared, maps, p, passed, tiles);
   } else {
     take_registers<240>();
-    compute<masked>(shared, maps, p, passed, scale, at);
+    compute<masked>(shared, maps, p, passed, tiles, scale);
   }
 }
 
@@ -289,15 +219,16 @@ template <bool masked, class Tiles, class T>
 void launch(const Problem& p, const Backward<T>& t, float scale, const Passed& passed,
             cudaStream_t stream) {
   const Maps maps = maps_of<Tiles::Br, Tiles::Bc>(p, t);
-  const int section = heads_of_section(p, Tiles::D, 20);  // MiB of L2
+  const KeyTiles tiles = key_tiles_of<Tiles>(p);
   const auto kernel = hopper_kernel<masked, Tiles, T>;
   constexpr std::size_t shared_bytes = sizeof(Shared<Tiles, T>);
   static_assert(shared_bytes <= most_shared);
   allow_shared_memory(kernel, shared_bytes);
-  const std::int64_t blocks = p.B * p.Hkv * ((p.Nk + Tiles::Bc - 1) / Tiles::Bc);
+  const bool stay = Tiles::stays && passed.taken;
+  const int blocks = stay ? std::min(processors(), tiles.count) : tiles.count;
   launch_before(p, t, passed, stream);
   FA_LAUNCH(kernel, dim3(unsigned(blocks)), dim3(Tiles::threads), shared_bytes, stream, maps, p,
-            passed, scale, section);
+            passed, scale, tiles);
   launch_after(p, t, scale, passed, stream);
 }
 

@@ -11,6 +11,7 @@
 #pragma once
 #include "06_optimized/backward/bring.cuh"
 #include "06_optimized/forward/forward.hpp"
+#include "06_optimized/ptx/add.cuh"
 #include "06_optimized/ptx/mma.cuh"
 #include "06_optimized/ptx/tma.cuh"
 
@@ -97,6 +98,29 @@ __device__ void put_dQ(float* to, const float (&dQ)[n], int thread) {
   for (int i = 0; i < n; i += 4)
     reinterpret_cast<float4*>(to)[i / 4 * 128 + thread] =
         make_float4(dQ[i], dQ[i + 1], dQ[i + 2], dQ[i + 3]);
+}
+
+// The same, into global memory by the group itself, `to` the thread's first number: added to what
+// is there, or in its place.
+template <int n>
+__device__ void add_dQ(float* to, const float (&dQ)[n], bool in_its_place) {
+  if (in_its_place) {
+#pragma unroll
+    for (int i = 0; i < n; i += 4)
+      *reinterpret_cast<float4*>(to + i * 128) =
+          make_float4(dQ[i], dQ[i + 1], dQ[i + 2], dQ[i + 3]);
+  } else {
+#pragma unroll
+    for (int i = 0; i < n; i += 4) add(to + i * 128, dQ + i);
+  }
+}
+
+// Zeros in place of a group's keys, or their values, from row `begin` on: 64 rows of a tile of Bc.
+template <int Bc, int D, class T>
+__device__ void clear_keys(T* X, int begin, int thread) {
+  for (int e = begin * 8 + thread; e < 64 * 8; e += 128)
+    for (int x = 0; x < D; x += 64)
+      *reinterpret_cast<uint4*>(X + x * Bc + e * 8) = make_uint4(0, 0, 0, 0);
 }
 
 // ---- the end ----

@@ -19,6 +19,7 @@ static optimized::Passed passed(const Problem& p, void* scratch) {
   x.D = x.LSE2 + rows;
 #ifdef FA_ADDS_DQ
   x.dQ = x.D + rows;
+  x.taken = reinterpret_cast<unsigned*>(x.dQ + rows * optimized::Passed::padded(p.d));
 #endif
   return x;
 }

@@ -16,6 +16,7 @@
 #include "06_optimized/check/testing.hpp"
 #include "06_optimized/forward/forward.hpp"
 #include "common/judge/cases.hpp"
+#include "common/judge/conformance.hpp"
 #include "common/judge/gpu.hpp"
 #include "common/judge/gpu_test.hpp"
 #include "common/judge/half.hpp"
@@ -255,6 +256,34 @@ TEST_F(GpuBackward, TakesSwizzleWhereTheTensorsAreNotForHopper) {
       }
     }
   }
+}
+
+// Whoever takes a tile of keys, it is the same tile. More of them than blocks that stay; some that no
+// query sees, and some that a length cuts or leaves out.
+TEST_F(GpuBackward, ABlockATileHasTheSameBits) {
+  if (!on_hopper()) GTEST_SKIP() << unavailable(BackwardKernel::hopper);
+  for (const Int d : {40, 64})
+    for (const Causal causal : {Causal::none, Causal::top_left, Causal::bottom_right}) {
+      Spec s = spec(140, sized(700, 300), d, causal);
+      s.p.Hq = sized(80, 4);
+      s.p.Hkv = sized(40, 2);
+      s.p.B = 2;
+      s.lengths = {250, 0};
+      for (const bool deterministic : {false, true}) {
+        BackwardCase<bf16> stay(s), each(s);
+        BackwardOptions options{BackwardKernel::hopper, deterministic};
+        run(stay, options);
+        options.block_a_tile = true;
+        run(each, options);
+        EXPECT_EQ(stay.verdict(), "") << s.name();
+        EXPECT_EQ(each.verdict(), "") << s.name();
+        EXPECT_EQ(same_bits("dK", stay.dK, each.dK), "") << s.name();
+        EXPECT_EQ(same_bits("dV", stay.dV, each.dV), "") << s.name();
+        if (deterministic) {
+          EXPECT_EQ(same_bits("dQ", stay.dQ, each.dQ), "") << s.name();
+        }
+      }
+    }
 }
 
 // Where turns would be too long.
@@ -545,8 +574,8 @@ TEST_F(GpuBackward, UsesTheStreamThatItIsGiven) {
 #ifndef FA_EMULATED
 // Of a rung what all take; of the whole contract lengths too. What is summed up starts at zero in
 // each run of a graph, and so do turns.
-Spec recorded(const BackwardRung& r, std::vector<Int> lengths, std::uint64_t seed) {
-  Spec s = spec(150, 150, 128, Causal::bottom_right);
+Spec recorded(const BackwardRung& r, Int d, std::vector<Int> lengths, std::uint64_t seed) {
+  Spec s = spec(150, 150, d, Causal::bottom_right);
   s.p.B = Int(lengths.size());
   s.p.Hq = s.p.Hkv = 2;
   if (r.whole_contract) s.lengths = std::move(lengths);
@@ -556,11 +585,12 @@ Spec recorded(const BackwardRung& r, std::vector<Int> lengths, std::uint64_t see
 
 TEST_F(GpuBackward, ARecordedCallReplaysWithOtherInputs) {
   for (const BackwardRung& r : rungs())
-    for (const bool deterministic : {false, true}) {
-      if (!unavailable(r.kernel).empty()) continue;
+    for (const auto& [d, deterministic] :
+         {std::pair<Int, bool>{128, false}, {128, true}, {64, false}, {64, true}}) {
+      if (!unavailable(r.kernel).empty() || (d == 64 && !r.whole_contract)) continue;
       const bool in_turns = r.kernel == BackwardKernel::hopper;
       if (deterministic && !r.deterministic && !in_turns) continue;
-      BackwardCase<bf16> first(recorded(r, {150, 17}, 1)), second(recorded(r, {128, 149}, 2));
+      BackwardCase<bf16> first(recorded(r, d, {150, 17}, 1)), second(recorded(r, d, {128, 149}, 2));
       BackwardOptions options{r.kernel, deterministic};
       const Guarded scratch(first.p, options);
       options.scratch = scratch.lent();
@@ -568,7 +598,8 @@ TEST_F(GpuBackward, ARecordedCallReplaysWithOtherInputs) {
         options.stream = stream;
         optimized::backward(p, as_device<__nv_bfloat16>(t), options);
       };
-      EXPECT_EQ(replayed_as_graph(first, second, call), "") << r.name << ", " << deterministic;
+      EXPECT_EQ(replayed_as_graph(first, second, call), "")
+          << r.name << ", d = " << d << ", " << deterministic;
       EXPECT_NO_THROW(scratch.check()) << r.name;
     }
 }

@@ -161,6 +161,7 @@ class GpuEngine : public Engine<T> {
     options.deterministic = deterministic_;
     options.stream = stream_;
     options.scratch = scratch(optimized::backward_scratch_bytes(p, options));
+    options.block_a_tile = true;
     optimized::backward(p, t, options);
   }
   void merge(const Size& size, const View<const T>& part_O, const float* part_L,

@@ -1,0 +1,98 @@
+// The sizes of hopper's tiles, and what a block of threads has to do for one tile of keys.
+#pragma once
+#include "06_optimized/backward/backward.hpp"
+#include "06_optimized/backward/bring.cuh"
+#include "06_optimized/order.cuh"
+
+namespace fa::optimized {
+
+// A block of threads has Bc keys, 64 a group; a step brings Br queries. D is the head dimension,
+// padded; the statistic that is called D elsewhere is D_i here. Measured, not derived:
+//            D = 64                                        D = 128
+//   Br       128: then a step has as much work as there    64: more, and registers would not do
+//   adds_dQ  yes: a buffer would be 512 of 3328 cycles     no: a pusher does it
+//   late_dV  behind dS, beside which exponentials may lie  as soon as P is there: it runs under dS
+//   stays    for the next keys, which have a buffer        no: K and V twice would not fit
+template <int D_, bool in_order_>
+struct Sizes {
+  static constexpr int D = D_, groups = 2, Bc = 64 * groups, Br = D == 64 ? 128 : 64;
+  static constexpr int stages = 2, threads = 128 * (groups + 1);
+  static constexpr bool adds_dQ = D == 64, late_dV = D == 64, in_order = in_order_;
+  static constexpr bool stays = D == 64;
+  static constexpr int keys = stays ? 2 : 1;  // buffers of K, and of V
+};
+
+// All tiles of keys: how many, the order in which they are taken, and what their masks share.
+struct KeyTiles : Order<int> {
+  int count;
+  int shift;  // query i sees keys [0, i + shift), none past the length
+};
+
+// Tile number n of the keys, and which queries see them.
+template <class Tiles>
+struct KeyTile {
+  int steps;      // tiles of queries; below 0: nothing more to do
+  int b, hk, j0;  // batch, key head, first key
+  int first;      // of each head, the first query: a multiple of Br
+  int h, row;     // the first query head; where its rows of LSE2, D and dQ begin
+
+  __device__ KeyTile(const Problem& p, const Passed& passed, const KeyTiles& all, int n) {
+    const int Hkv = int(p.Hkv), group = int(p.Hq) / Hkv, Nq = int(p.Nq);
+    int head, tile;
+    all.place(n, head, tile);
+    b = head / Hkv;
+    hk = head % Hkv;
+    j0 = tile * Tiles::Bc;
+    const Mask mask(p, b);
+    // Of keys that nobody sees the first row is Nq. They may hold NaN: no step for them.
+    const int seen_from = int(mask.first_row(j0));
+    first = seen_from / Tiles::Br * Tiles::Br;
+    steps = seen_from == Nq ? 0 : (Nq - first + Tiles::Br - 1) / Tiles::Br * group;
+    h = hk * group;
+    row = (b * int(p.Hq) + h) * int(passed.rows);
+  }
+  // The first of a head's queries to which this block is not the first to add
+  __device__ int until(const KeyTiles& all, int length, int Nq) const {
+    const int next_keys = j0 + Tiles::Bc;
+    const bool to_the_end = min(Nq - 1 + all.shift, length) <= next_keys;
+    return to_the_end ? Nq : next_keys + 2 - Tiles::Br - all.shift;
+  }
+};
+
+// The walk over those queries, tile by tile of each head.
+template <class Tiles>
+struct Walk {
+  const KeyTile<Tiles>& tile;
+  int h, i0;  // the head, of the group, and the tile's first query
+
+  __device__ explicit Walk(const KeyTile<Tiles>& tile) : tile(tile), h(0), i0(tile.first) {}
+  __device__ void next(int Nq) {
+    i0 += Tiles::Br;
+    if (i0 < Nq) return;
+    i0 = tile.first;
+    ++h;
+  }
+  // The row of LSE2, D and dQ where this step's rows begin
+  __device__ int row(const Passed& passed) const { return tile.row + h * int(passed.rows) + i0; }
+  // Blocks add to dQ in turns, those with the last keys first. The number of this one: how many add
+  // to this step's rows before it.
+  __device__ int turn(const KeyTiles& all, int length, int Nq) const {
+    const int seen = min(min(i0 + Tiles::Br, Nq) - 1 + all.shift, length);
+    return (seen - 1) / Tiles::Bc - tile.j0 / Tiles::Bc;
+  }
+};
+
+// In sections of heads. With a causal mask the first keys are seen by the most queries, so the
+// shortest walks come last. Or first, where blocks take turns.
+template <class Tiles>
+KeyTiles key_tiles_of(const Problem& p) {
+  const int MiB_of_L2 = 20;
+  const Order<int> order{int((p.Nk + Tiles::Bc - 1) / Tiles::Bc), int(p.B * p.Hkv),
+                         heads_of_section(p, Tiles::D, MiB_of_L2), Tiles::in_order};
+  const std::int64_t shift = p.causal == Causal::none       ? p.Nk
+                             : p.causal == Causal::top_left ? 1
+                                                            : 1 + p.Nk - p.Nq;
+  return {order, order.tiles * order.heads, int(shift)};
+}
+
+}  // namespace fa::optimized
