@@ -56,8 +56,8 @@ bool has_tensor_maps(const Problem& p, const Backward<T>& t, BackwardKernel kern
 }
 
 // Do blocks stay for more than one tile of keys, and count those that are taken?
-bool counts_tiles(const Problem& p, BackwardKernel kernel) {
-  return kernel == BackwardKernel::hopper && p.d <= 64;
+bool counts_tiles(const Problem& p, BackwardKernel kernel, const BackwardOptions& options) {
+  return kernel == BackwardKernel::hopper && p.d <= 64 && !options.block_a_tile;
 }
 
 // The scratch, cut into what passes from kernel to kernel.
@@ -72,7 +72,7 @@ Passed passed(const Problem& p, BackwardKernel kernel, const BackwardOptions& op
   auto* const counts = reinterpret_cast<int*>(parts.dQ + rows * Passed::padded(p.d));
   const bool in_turns = takes_turns(p, kernel, options);
   if (in_turns) parts.turn = counts;
-  if (counts_tiles(p, kernel) && !options.block_a_tile)
+  if (counts_tiles(p, kernel, options))
     parts.taken = reinterpret_cast<unsigned*>(counts + (in_turns ? turns(p) : 0));
   return parts;
 }
@@ -141,7 +141,7 @@ std::size_t backward_scratch_bytes(const Problem& p, const BackwardOptions& opti
   std::size_t bytes = 2 * sizeof(float) * rows;
   if (adds_up_dQ(kernel)) bytes += sizeof(float) * rows * std::size_t(Passed::padded(p.d));
   if (takes_turns(p, kernel, options)) bytes += sizeof(int) * std::size_t(turns(p));
-  if (counts_tiles(p, kernel)) bytes += sizeof(unsigned);
+  if (counts_tiles(p, kernel, options)) bytes += sizeof(unsigned);
   return bytes;
 }
 

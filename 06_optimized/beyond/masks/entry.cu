@@ -13,8 +13,10 @@ namespace {
 
 constexpr const char* who = "masks";
 
-// Whose scratch has room for either kernel of the backward: LSE2, D, and hopper's sums and turns.
-constexpr optimized::BackwardOptions in_turns{optimized::BackwardKernel::best, true};
+// Whose scratch has room for either kernel of the backward: LSE2, D, and hopper's sums and turns,
+// but for no counter: here a block has one tile of keys.
+constexpr optimized::BackwardOptions in_turns{
+    optimized::BackwardKernel::best, true, nullptr, {}, true};
 
 template <class T>
 constexpr bool is_half = std::is_same_v<T, __half> || std::is_same_v<T, __nv_bfloat16>;
