@@ -60,8 +60,8 @@ struct BackwardOptions {
   bool deterministic = false;  // dQ, too, gets the same bits in every run
   cudaStream_t stream = nullptr;
   Scratch scratch = {};  // backward_scratch_bytes() of device memory, aligned to 16 bytes
-  // hopper at d <= 64: a block for each tile of keys, as at d = 128, in place of one for each SM that
-  // stays until the end. For a GPU where kernels of other streams want SMs meanwhile.
+  // hopper at d <= 64: a block for each tile of keys, as at d = 128, in place of one for each SM
+  // that stays until the end. For a GPU where kernels of other streams want SMs meanwhile.
   bool block_a_tile = false;
 };
 

@@ -19,21 +19,104 @@
 //   a group      dQ_free                   its pusher: buffer read, or the turn's come  160
 //   both groups  meeting                   both, at the end: nobody reads K any more    256
 //
-// Measured: 618 TFLOP/s after 555; with a causal mask 555 after 512.
+// Measured: 624 TFLOP/s after 553; with a causal mask 570 after 510.
 #include <algorithm>
 #include <cfloat>
+#include <climits>
 
 #include "06_optimized/backward/backward.hpp"
 #include "06_optimized/backward/bring.cuh"
-#include "06_optimized/backward/hopper.cuh"
 #include "06_optimized/backward/shapes.cuh"
 #include "06_optimized/backward/steps.cuh"
+#include "06_optimized/ptx/add.cuh"
 #include "06_optimized/ptx/mma.cuh"
 #include "06_optimized/ptx/tma.cuh"
 #include "06_optimized/ptx/wgmma.cuh"
 
 namespace fa::optimized {
 namespace {
+
+// ---- the warps that move data ----
+
+// Says what comes, and brings it: of each tile the keys, with the first queries that meet them.
+template <class Tiles, class T>
+__device__ void load(Shared<Tiles, T>& shared, const Maps& maps, const Problem& p,
+                     const Passed& passed, const KeyTiles& tiles) {
+  Ring<Tiles::stages> q;
+  Ring<Tiles::keys> kv;
+  // In the order in which blocks begin, or none may wait for another: taken as late as can be.
+  const auto next = [&](int else_this) {
+    return Tiles::stays && passed.taken ? int(atomicAdd(passed.taken, 1u)) : else_this;
+  };
+  for (int number = next(blockIdx.x);; kv.next()) {
+    wait(&shared.KV_free[kv.at], kv.phase ^ 1);
+    KeyTile<Tiles>& tile = shared.tile[kv.at];
+    if (number >= tiles.count) {
+      tile.steps = -1;
+      arrive(&shared.tile_full[kv.at]);
+      break;
+    }
+    tile = KeyTile<Tiles>(p, passed, tiles, number);
+    arrive(&shared.tile_full[kv.at]);
+    Walk walk(tile);
+    for (int n = 0; n < tile.steps; ++n, walk.next(int(p.Nq)), q.next()) {
+      const struct { int b, h, i0, j0; } at{tile.b, tile.h + walk.h, walk.i0, tile.j0};
+      const int row = walk.row(passed);
+      const int more = n == 0 ? int(sizeof shared.K[0]) : 0;  // S need not wait for V
+      Barrier *const Q_full = &shared.Q_full[q.at], *const dO_full = &shared.dO_full[q.at];
+      wait(&shared.Q_free[q.at], q.phase ^ 1);
+      shared.row[q.at] = row;
+      bring(shared.Q[q.at], maps.Q, shared.LSE2[q.at], passed.LSE2 + row, Q_full, at, more);
+      if (n == 0) bring_keys<Tiles::Bc>(shared.K[kv.at], maps.K, Q_full, tile.hk, at);
+      wait(&shared.dO_free[q.at], q.phase ^ 1);
+      bring(shared.dO[q.at], maps.dO, shared.D_i[q.at], passed.D + row, dO_full, at, more);
+      if (n == 0) bring_keys<Tiles::Bc>(shared.V[kv.at], maps.V, dO_full, tile.hk, at);
+    }
+    if (!Tiles::stays) break;
+    number = next(INT_MAX);
+  }
+}
+
+// One warp for each group's part of dQ: adds it up in global memory, or sees to it that the group
+// does so when it is its turn.
+template <class Tiles, class T>
+__device__ void push(Shared<Tiles, T>& shared, const Problem& p, const Passed& passed,
+                     const KeyTiles& tiles, int group) {
+  Ring<Tiles::keys> kv;
+  for (;; kv.next()) {
+    wait(&shared.tile_full[kv.at], kv.phase);
+    const KeyTile<Tiles> tile = shared.tile[kv.at];
+    if (tile.steps < 0) break;
+    Walk walk(tile);
+    const int length = int(Mask(p, tile.b).length);
+#pragma unroll 1
+    for (int n = 0; n < tile.steps; ++n, walk.next(int(p.Nq))) {
+      const int block = walk.row(passed) / 64 * (Tiles::D / 64) + group;
+      int* const turn = Tiles::in_order ? passed.turn + block : nullptr;
+      const int n_before = walk.turn(tiles, length, int(p.Nq));
+      if (Tiles::adds_dQ) wait_turn(turn, n_before);
+      arrive(dQ_free + group, with_pusher);  // the first time at once: nothing is in it yet
+      sync(dQ_full + group, with_pusher);
+      if (elected()) {
+        if (!Tiles::adds_dQ) {
+          if (Tiles::in_order) wait_turn(turn, n_before);
+          float* const sums = passed.dQ + std::int64_t(block) * square;
+          if (Tiles::in_order && n_before == 0)
+            bulk_store(sums, shared.dQ[group], int(sizeof shared.dQ[0]));
+          else
+            bulk_add(sums, shared.dQ[group], int(sizeof shared.dQ[0]));
+          tma_commit();
+          Tiles::in_order ? tma_wait() : tma_wait_read();
+        }
+        if (Tiles::in_order) pass_turn(turn);
+      }
+      __syncwarp();
+    }
+    if (!Tiles::stays) break;
+    __syncwarp();
+    if (elected()) arrive(&shared.KV_free[kv.at]);
+  }
+}
 
 // ---- the warpgroups that compute, 64 keys each ----
 // S, P, dP and dS are held transposed, a row for each key: steps.cuh.
@@ -97,7 +180,6 @@ __device__ void compute(Shared<Tiles, T>& shared, const Maps& maps, const Proble
     const int j = tile.j0 + 64 * group;  // the group's first key
     const Mask mask(p, tile.b);
     const SeenFrom seen(mask, j, warp, lane);
-
     float dK[D / 2] = {}, dV[D / 2] = {};
     settle(dK);
     settle(dV);
@@ -106,8 +188,7 @@ __device__ void compute(Shared<Tiles, T>& shared, const Maps& maps, const Proble
       // Keys past the length may hold anything, and 0 times NaN is NaN.
       if (const int here = int(mask.length) - j; here < 64 && mask.length < p.Nk) {
         wait(&shared.dO_full[q.at], q.phase);
-        clear_keys<Bc, D>(K, max(here, 0), thread);
-        clear_keys<Bc, D>(V, max(here, 0), thread);
+        clear_keys<Bc, D>(K, V, max(here, 0), thread);
         fence_async();
         sync(alone + group, 128);
       }
@@ -115,8 +196,7 @@ __device__ void compute(Shared<Tiles, T>& shared, const Maps& maps, const Proble
       issue_pairs(S, K, shared.Q[q.at]);
       int buffer = 0, before = 2;
       // Where the walk is; where the rows of the step before begin; did nobody add to them before?
-      const int first = tile.first,
-                until = Tiles::in_order ? tile.until(tiles, int(mask.length), int(p.Nq)) : 0;
+      const int first = tile.first, until = tile.until(tiles, int(mask.length), int(p.Nq));
       int i0 = first, row_before = 0;
       bool first_before = false;
 #pragma unroll 1
@@ -135,8 +215,8 @@ __device__ void compute(Shared<Tiles, T>& shared, const Maps& maps, const Proble
         exponentials(P, S, c, shared.LSE2[now], lane);
         round_to<T>(rounded_P, P);
         if (!Tiles::late_dV) issue_sum(dV, rounded_P, shared.dO[now]);
-        // dS, with d = 128 while dV is under way. Its buffer is free: the other group is done with the
-        // step before the last, since it has written dS of the last one.
+        // dS, with d = 128 while dV is under way. Its buffer is free: the other group is done with
+        // the step before the last, since it has written dS of the last one.
         if (n > 0) sync(ready(group ^ 1, n - 1), both);
         wgmma_wait<Tiles::late_dV ? 0 : 1>(dP);
         to_dS(dP, P, shared.D_i[now], lane);
@@ -145,7 +225,6 @@ __device__ void compute(Shared<Tiles, T>& shared, const Maps& maps, const Proble
         fence_async();  // and LSE2 and D_i have been read: the copy engine may write there
         arrive(ready(group, n), both);
         if (Tiles::late_dV) issue_sum(dV, rounded_P, shared.dO[now]);
-
         // dQ of the step before, of which both have written dS; in the first step nobody wants it.
         issue_dQ(dQ, before);
         before = buffer;
@@ -157,7 +236,6 @@ __device__ void compute(Shared<Tiles, T>& shared, const Maps& maps, const Proble
         if (n > 0) add_up(dQ, row_before, first_before);
         row_before = shared.row[now];
         if (Tiles::in_order) first_before = i0 < until;
-
         // S of the next step; after the last one the same again, and nobody looks at it.
         q.next();
         const bool more = n + 1 < steps;
@@ -176,7 +254,6 @@ __device__ void compute(Shared<Tiles, T>& shared, const Maps& maps, const Proble
     }
     settle(dK);
     settle(dV);
-
     // dK scaled, and both leave, through what were K and V.
 #pragma unroll
     for (int i = 0; i < D / 2; ++i) dK[i] *= scale;

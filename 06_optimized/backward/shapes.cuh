@@ -1,4 +1,5 @@
-// The sizes of hopper's tiles, and what a block of threads has to do for one tile of keys.
+// The sizes of hopper's tiles, what a block of threads has to do for one tile of keys, and what it
+// has in shared memory.
 #pragma once
 #include "06_optimized/backward/backward.hpp"
 #include "06_optimized/backward/bring.cuh"
@@ -94,5 +95,26 @@ KeyTiles key_tiles_of(const Problem& p) {
                                                             : 1 + p.Nk - p.Nq;
   return {order, order.tiles * order.heads, int(shift)};
 }
+
+constexpr int square = 64 * 64;  // numbers of 64 rows in a box, which has 64 columns
+
+template <class Tiles, class T>
+struct Shared {
+  alignas(1024) T K[Tiles::keys][Tiles::Bc * Tiles::D], V[Tiles::keys][Tiles::Bc * Tiles::D];
+  alignas(1024) T Q[Tiles::stages][Tiles::Br * Tiles::D], dO[Tiles::stages][Tiles::Br * Tiles::D];
+  alignas(1024) T dS[3][Tiles::Br * Tiles::Bc];
+  alignas(128) float dQ[Tiles::groups][Tiles::adds_dQ ? 4 : square];
+  alignas(128) float LSE2[Tiles::stages][Tiles::Br], D_i[Tiles::stages][Tiles::Br];
+  Barrier Q_full[Tiles::stages], Q_free[Tiles::stages];
+  Barrier dO_full[Tiles::stages], dO_free[Tiles::stages];
+  Barrier tile_full[Tiles::keys], KV_free[Tiles::keys];
+  KeyTile<Tiles> tile[Tiles::keys];
+  int row[Tiles::stages];  // where the rows of what lies in Q begin
+};
+
+// The numbered barriers: all but `meeting` once for each group, `ready` for even and for odd steps
+constexpr int meeting = 1, dQ_free = 2, dQ_full = 4, alone = 6;
+__device__ constexpr int ready(int group, int n) { return 8 + 2 * group + n % 2; }
+constexpr int both = 256, with_pusher = 128 + 32;  // threads that take part
 
 }  // namespace fa::optimized

@@ -115,12 +115,14 @@ __device__ void add_dQ(float* to, const float (&dQ)[n], bool in_its_place) {
   }
 }
 
-// Zeros in place of a group's keys, or their values, from row `begin` on: 64 rows of a tile of Bc.
+// Zeros in place of a group's keys and values from row `begin` on: 64 rows of tiles of Bc.
 template <int Bc, int D, class T>
-__device__ void clear_keys(T* X, int begin, int thread) {
+__device__ void clear_keys(T* K, T* V, int begin, int thread) {
   for (int e = begin * 8 + thread; e < 64 * 8; e += 128)
-    for (int x = 0; x < D; x += 64)
-      *reinterpret_cast<uint4*>(X + x * Bc + e * 8) = make_uint4(0, 0, 0, 0);
+    for (int x = 0; x < D; x += 64) {
+      *reinterpret_cast<uint4*>(K + x * Bc + e * 8) = make_uint4(0, 0, 0, 0);
+      *reinterpret_cast<uint4*>(V + x * Bc + e * 8) = make_uint4(0, 0, 0, 0);
+    }
 }
 
 // ---- the end ----

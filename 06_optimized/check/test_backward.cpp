@@ -258,8 +258,8 @@ TEST_F(GpuBackward, TakesSwizzleWhereTheTensorsAreNotForHopper) {
   }
 }
 
-// Whoever takes a tile of keys, it is the same tile. More of them than blocks that stay; some that no
-// query sees, and some that a length cuts or leaves out.
+// Whoever takes a tile of keys, it is the same tile. More of them than blocks that stay; some that
+// no query sees, and some that a length cuts or leaves out.
 TEST_F(GpuBackward, ABlockATileHasTheSameBits) {
   if (!on_hopper()) GTEST_SKIP() << unavailable(BackwardKernel::hopper);
   for (const auto& [d, causal] : {std::pair<Int, Causal>{64, Causal::none},

@@ -96,10 +96,7 @@ __device__ void weights(float (&S)[n], float c, const float (&mc)[2], const floa
 // exponential runs beside them. But it moves nothing over a branch, even over one that is never
 // taken: no factor alpha is negative, which ptxas does not know. With such a branch after the first
 // maximum, the second is taken between the exponentials of the first row.
-enum class Branch {
-  none,
-  after_first_maximum
-};
+enum class Branch { none, after_first_maximum };
 
 // m = max(m, max_j S_ij), alpha = 2^(c (m_before - m)), P_ij = 2^(c (S_ij - m)) in place of S,
 // l = alpha l + sum_j P_ij.
