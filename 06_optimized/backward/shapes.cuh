@@ -36,6 +36,7 @@ struct KeyTile {
   int b, hk, j0;  // batch, key head, first key
   int first;      // of each head, the first query: a multiple of Br
   int h, row;     // the first query head; where its rows of LSE2, D and dQ begin
+                  // (each has 264 bytes of scratch, so an int can count them)
 
   __device__ KeyTile(const Problem& p, const Passed& passed, const KeyTiles& all, int n) {
     const int Hkv = int(p.Hkv), group = int(p.Hq) / Hkv, Nq = int(p.Nq);
