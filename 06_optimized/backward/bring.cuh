@@ -1,4 +1,4 @@
-// What rungs 4 to 10 and hopper have in common, the first half: which keys a block of threads has,
+// What rungs 4 to 10 have in common, the first half (hopper: shapes.cuh): which keys a block has,
 // its walk over the queries that see them, and how the tiles of a step come. The second: steps.cuh.
 //
 // A block keeps Bc keys; each step of its walk brings Br queries.
@@ -27,7 +27,7 @@ struct HeadByHead {
   __device__ int first_key() const { return int(blockIdx.x) % tiles * Bc; }
 };
 
-// Rungs 6 to 10 and hopper: in sections of heads. With a causal mask the first keys are seen by the
+// Rungs 6 to 10 and masks: in sections of heads. With a causal mask the first keys are seen by the
 // most queries, so the shortest blocks come last. Or first, where blocks take turns.
 template <int Bc>
 struct InSections {
@@ -65,7 +65,7 @@ struct Place {
   int h, i0, steps;  // where the walk is; how many steps it has
 
   // Of keys that nobody sees the first row is Nq, and `first` may lie below it: a step of which all
-  // is hidden. Hopper, whose keys may hold NaN, and who takes turns must skip it.
+  // is hidden. Who takes turns must skip it.
   template <class Keys>
   __device__ Place(const Problem& p, const Keys& keys, bool skip_unseen = false) {
     const int head = keys.head(), group = int(p.Hq / p.Hkv);
