@@ -225,9 +225,6 @@ class TensorCores(unittest.TestCase):
         for name in ("swizzle", "hopper", "backward_hopper"):
             [said] = re.findall(rf"^06 {name}\n\n((?:\|.*\n)+)", recorded, re.MULTILINE)
             lines = learn(ROOT, "06", name, "--csv").stdout.splitlines()
-            if name == "backward_hopper":  # what the loader says of a tile is younger than the profiler's table
-                of_tile = re.compile(r"(hopper\.cu|shapes\.cuh),\d+,\d+,(read|write),shared,shared,4,")
-                lines = [line for line in lines if not of_tile.search(line)]
             counted = xray_ncu.xray(lines)
             rows, _ = xray_ncu.compare(counted, [sums for _, sums in counted])
             wanted = [[cell.strip() for cell in row.split("|")[2:5]] for row in rows[2:]]
@@ -290,6 +287,8 @@ class Ncu(unittest.TestCase):
     def test_a_kernel_is_found_where_it_is_launched(self) -> None:
         for number, kernel, file in (("04", "tiled", "04_cuda_forward/tiled.cu"),
                                      ("06", "lock", "06_optimized/forward/10_pingpong.cu"),
+                                     ("06", "fa2", "06_optimized/forward/fa2.cu"),
+                                     ("06", "hopper", "06_optimized/forward/hopper.cu"),
                                      ("06", "backward_hopper", "06_optimized/backward/hopper.cu")):
             [stage] = ROOT.glob(f"{number}_*")
             self.assertEqual(xray_ncu.file_of(stage, kernel), Path(file))
