@@ -38,6 +38,7 @@ struct KeyTile {
   int h, row;     // the first query head; where its rows of LSE2, D and dQ begin
                   // (each has 264 bytes of scratch, so an int can count them)
 
+  __device__ KeyTile() {}
   __device__ KeyTile(const Problem& p, const Passed& passed, const KeyTiles& all, int n) {
     const int Hkv = int(p.Hkv), group = int(p.Hq) / Hkv, Nq = int(p.Nq);
     int head, tile;
@@ -99,7 +100,7 @@ KeyTiles key_tiles_of(const Problem& p) {
 
 constexpr int square = 64 * 64;  // numbers of 64 rows in a box, which has 64 columns
 
-template <class Tiles, class T>
+template <class Tiles, class T, class Tile = KeyTile<Tiles>>
 struct Shared {
   alignas(1024) T K[Tiles::keys][Tiles::Bc * Tiles::D], V[Tiles::keys][Tiles::Bc * Tiles::D];
   alignas(1024) T Q[Tiles::stages][Tiles::Br * Tiles::D], dO[Tiles::stages][Tiles::Br * Tiles::D];
@@ -109,7 +110,7 @@ struct Shared {
   Barrier Q_full[Tiles::stages], Q_free[Tiles::stages];
   Barrier dO_full[Tiles::stages], dO_free[Tiles::stages];
   Barrier tile_full[Tiles::keys], KV_free[Tiles::keys];
-  KeyTile<Tiles> tile[Tiles::keys];
+  Tile tile[Tiles::keys];
   int row[Tiles::stages];  // where the rows of what lies in Q begin
 };
 

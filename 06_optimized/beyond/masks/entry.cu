@@ -13,10 +13,9 @@ namespace {
 
 constexpr const char* who = "masks";
 
-// Whose scratch has room for either kernel of the backward: LSE2, D, and hopper's sums and turns,
-// but for no counter: here a block has one tile of keys.
-constexpr optimized::BackwardOptions in_turns{
-    optimized::BackwardKernel::best, true, nullptr, {}, true};
+// Whose scratch has room for either kernel of the backward: LSE2, D, and hopper's sums, turns and
+// counter.
+constexpr optimized::BackwardOptions in_turns{optimized::BackwardKernel::best, true};
 
 template <class T>
 constexpr bool is_half = std::is_same_v<T, __half> || std::is_same_v<T, __nv_bfloat16>;
@@ -200,8 +199,12 @@ void backward(const Problem& p, const Pattern& pattern, const Backward<T>& t, fl
     if (takes_hopper(p, window, t, options.kernel)) {
       float* const dQ = s.LSE2 + p.B * p.Hq * s.rows;
       const std::int64_t sums = p.B * p.Hq * s.rows * optimized::Passed::padded(p.d);
-      int* const turns = options.deterministic ? reinterpret_cast<int*>(dQ + sums) : nullptr;
-      launch_hopper(p, window, t, scale, {s.LSE2, s.D, dQ, s.rows, turns}, options.stream);
+      // Behind them a turn for each 64 x 64, and a counter for blocks that stay, as at d = 64.
+      int* const turns = reinterpret_cast<int*>(dQ + sums);
+      auto* const taken = p.d <= 64 ? reinterpret_cast<unsigned*>(turns + sums / 4096) : nullptr;
+      launch_hopper(p, window, t, scale,
+                    {s.LSE2, s.D, dQ, s.rows, options.deterministic ? turns : nullptr, taken},
+                    options.stream);
     } else {
       if (p.Hq > 0 && p.Nq > 0) launch_swizzle(p, window, t, scale, s, options.stream);
       if (p.Nk > 0) launch_swizzle_dkv(p, window, t, scale, s, options.stream);

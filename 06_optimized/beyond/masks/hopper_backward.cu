@@ -2,18 +2,20 @@
 // lists, documents and what TMA cannot bring swizzle.cu takes care.
 //
 // A block owns 128 keys; the queries that see some of them are a range without a gap (reach.hpp),
-// and that range is its walk. Roles, barriers and steps are those of backward/hopper.cu. If asked,
-// blocks add to dQ in turns, those with the last keys first: the same bits from run to run. Whose
+// and that range is its walk. Roles, barriers and steps are those of backward/hopper.cu; with d = 64
+// a block stays, as there, and takes one tile of keys after the other. If asked, blocks add to dQ in
+// turns, those with the last keys first: the same bits from run to run. Whose
 // turn it is, the tiles of keys say that a tile of queries visits; the first one stores.
 //
-//   load, push, compute   as hopper's, but that they walk (hopper.cuh)
+//   load, push, compute   as hopper's, but that they walk (hopper_keys.cuh)
 //   launch                D and what else a row has, the kernel, dQ rounded
+#include <algorithm>
 #include <cfloat>
 
 #include "06_optimized/backward/backward.hpp"
 #include "06_optimized/backward/bring.cuh"
 #include "06_optimized/backward/steps.cuh"
-#include "06_optimized/beyond/masks/hopper.cuh"
+#include "06_optimized/beyond/masks/hopper_keys.cuh"
 #include "06_optimized/ptx/add.cuh"
 #include "06_optimized/ptx/mma.cuh"
 #include "06_optimized/ptx/tma.cuh"
@@ -24,107 +26,105 @@ namespace {
 
 using namespace optimized;
 
-// A block of threads has Bc keys, 64 a group; a tile has Br queries: backward/hopper.cu tells why.
-template <int D_, bool in_order_>
-struct Sizes {
-  static constexpr int D = D_, groups = 2, Bc = 64 * groups, Br = D == 64 ? 128 : 64;
-  static constexpr int stages = 2, threads = 128 * (groups + 1);
-  static constexpr bool adds_dQ = D == 64, late_dV = D == 64, in_order = in_order_;
-};
-constexpr int square = 64 * 64;  // numbers of 64 rows in a box, which has 64 columns
-
 template <class Tiles, class T>
-struct Shared {
-  alignas(1024) T K[Tiles::Bc * Tiles::D], V[Tiles::Bc * Tiles::D];
-  alignas(1024) T Q[Tiles::stages][Tiles::Br * Tiles::D], dO[Tiles::stages][Tiles::Br * Tiles::D];
-  alignas(1024) T dS[3][Tiles::Br * Tiles::Bc];
-  alignas(128) float dQ[Tiles::groups][Tiles::adds_dQ ? 4 : square];
-  alignas(128) float LSE2[Tiles::stages][Tiles::Br], D_i[Tiles::stages][Tiles::Br];
-  Barrier Q_full[Tiles::stages], Q_free[Tiles::stages];
-  Barrier dO_full[Tiles::stages], dO_free[Tiles::stages];
-  Reach reach;
-  Reach::Rows seen[Tiles::Bc], all[Tiles::groups];  // each key, and all of a group, by these rows
+struct Here : Shared<Tiles, T, MaskTile<Tiles>> {
+  int is_first[Tiles::groups];  // in turns: does a group store, where others will add?
 };
-
-// The numbered barriers: all but `meeting` once for each group, `ready` for even and for odd steps
-constexpr int meeting = 1, dQ_free = 2, dQ_full = 4, alone = 6;
-__device__ constexpr int ready(int group, int n) { return 8 + 2 * group + n % 2; }
-constexpr int both = 256, with_pusher = 128 + 32;  // threads that take part
 
 // ---- the warps that move data ----
 
-template <class Tiles, class T, class At>
-__device__ void load(Shared<Tiles, T>& shared, const Maps& maps, const Problem& p,
-                     const Passed& passed, At at) {
-  const int hk = int(p.key_head(at.h));
+template <class Tiles, class T>
+__device__ void load(Here<Tiles, T>& shared, const Maps& maps, const Problem& p,
+                     const Pattern& pattern, const Passed& passed, const KeyTiles& tiles) {
   Ring<Tiles::stages> q;
-  for (int n = 0; n < at.steps; ++n, at.next(), q.next()) {
-    const std::int64_t row = at.row(p, passed);
-    const int more = n == 0 ? int(sizeof shared.K) : 0;  // S need not wait for V
-    Barrier *const Q_full = &shared.Q_full[q.at], *const dO_full = &shared.dO_full[q.at];
-    wait(&shared.Q_free[q.at], q.phase ^ 1);
-    bring(shared.Q[q.at], maps.Q, shared.LSE2[q.at], passed.LSE2 + row, Q_full, at, more);
-    if (n == 0) bring_keys<Tiles::Bc>(shared.K, maps.K, Q_full, hk, at);
-    wait(&shared.dO_free[q.at], q.phase ^ 1);
-    bring(shared.dO[q.at], maps.dO, shared.D_i[q.at], passed.D + row, dO_full, at, more);
-    if (n == 0) bring_keys<Tiles::Bc>(shared.V, maps.V, dO_full, hk, at);
+  Ring<Tiles::keys> kv;
+  const auto next = [&](int else_this) {
+    return Tiles::stays ? int(atomicAdd(passed.taken, 1u)) : else_this;
+  };
+  for (int number = next(blockIdx.x);; number = next(0), kv.next()) {
+    wait(&shared.KV_free[kv.at], kv.phase ^ 1);
+    auto& tile = shared.tile[kv.at];
+    if (number >= tiles.count) {
+      tile.steps = -1;
+      arrive(&shared.tile_full[kv.at]);
+      break;
+    }
+    tile = MaskTile<Tiles>(p, pattern, passed, tiles, number);
+    arrive(&shared.tile_full[kv.at]);
+    optimized::Walk walk(tile);
+    for (int n = 0; n < tile.steps; ++n, walk.next(tile.end), q.next()) {
+      const struct { int b, h, i0, j0; } at{tile.b, tile.h + walk.h, walk.i0, tile.j0};
+      const int row = walk.row(passed);
+      const int more = n == 0 ? int(sizeof shared.K[0]) : 0;  // S need not wait for V
+      Barrier *const Q_full = &shared.Q_full[q.at], *const dO_full = &shared.dO_full[q.at];
+      wait(&shared.Q_free[q.at], q.phase ^ 1);
+      shared.row[q.at] = row;
+      bring(shared.Q[q.at], maps.Q, shared.LSE2[q.at], passed.LSE2 + row, Q_full, at, more);
+      if (n == 0) bring_keys<Tiles::Bc>(shared.K[kv.at], maps.K, Q_full, tile.hk, at);
+      wait(&shared.dO_free[q.at], q.phase ^ 1);
+      bring(shared.dO[q.at], maps.dO, shared.D_i[q.at], passed.D + row, dO_full, at, more);
+      if (n == 0) bring_keys<Tiles::Bc>(shared.V[kv.at], maps.V, dO_full, tile.hk, at);
+    }
+    if (!Tiles::stays) break;
   }
 }
 
 // One warp for each group's part of dQ: adds it up in global memory, or sees to it that the group
 // does so when it is its turn.
-template <class Tiles, class T, class At>
-__device__ void push(Shared<Tiles, T>& shared, const Problem& p, const Passed& passed, At at,
-                     int group) {
+template <class Tiles, class T>
+__device__ void push(Here<Tiles, T>& shared, const Passed& passed, int group) {
+  Ring<Tiles::keys> kv;
+  for (;; kv.next()) {
+    wait(&shared.tile_full[kv.at], kv.phase);
+    const MaskTile<Tiles> tile = shared.tile[kv.at];
+    if (tile.steps < 0) break;
+    optimized::Walk walk(tile);
 #pragma unroll 1
-  for (int n = 0; n < at.steps; ++n, at.next()) {
-    const std::int64_t first = at.row(p, passed) * Tiles::D + group * square;
-    int* const turn = Tiles::in_order ? passed.turn + first / square : nullptr;
-    const int n_before = Tiles::in_order ? at.turn(shared.reach) : 0;
-    if (Tiles::adds_dQ) wait_turn(turn, n_before);
-    arrive(dQ_free + group, with_pusher);  // the first time at once: nothing is in it yet
-    sync(dQ_full + group, with_pusher);
-    if (elected()) {
-      if (!Tiles::adds_dQ) {
-        if (Tiles::in_order) wait_turn(turn, n_before);
-        float* const sums = passed.dQ + first;
-        if (Tiles::in_order && n_before == 0)
-          bulk_store(sums, shared.dQ[group], int(sizeof shared.dQ[0]));
-        else
-          bulk_add(sums, shared.dQ[group], int(sizeof shared.dQ[0]));
-        tma_commit();
-        Tiles::in_order ? tma_wait() : tma_wait_read();
+    for (int n = 0; n < tile.steps; ++n, walk.next(tile.end)) {
+      const int block = walk.row(passed) / 64 * (Tiles::D / 64) + group;
+      int* const turn = Tiles::in_order ? passed.turn + block : nullptr;
+      const int n_before = Tiles::in_order ? tile.turn(walk.i0) : 0;
+      if (Tiles::adds_dQ) {
+        wait_turn(turn, n_before);
+        if (elected()) shared.is_first[group] = n_before == 0;
       }
-      if (Tiles::in_order) pass_turn(turn);
+      arrive(dQ_free + group, with_pusher);  // the first time at once: nothing is in it yet
+      sync(dQ_full + group, with_pusher);
+      if (elected()) {
+        if (!Tiles::adds_dQ) {
+          if (Tiles::in_order) wait_turn(turn, n_before);
+          float* const sums = passed.dQ + std::int64_t(block) * square;
+          if (Tiles::in_order && n_before == 0)
+            bulk_store(sums, shared.dQ[group], int(sizeof shared.dQ[0]));
+          else
+            bulk_add(sums, shared.dQ[group], int(sizeof shared.dQ[0]));
+          tma_commit();
+          Tiles::in_order ? tma_wait() : tma_wait_read();
+        }
+        if (Tiles::in_order) pass_turn(turn);
+      }
+      __syncwarp();
     }
+    if (!Tiles::stays) break;
     __syncwarp();
+    if (elected()) arrive(&shared.KV_free[kv.at]);
   }
 }
 
 // ---- the warpgroups that compute, 64 keys each ----
 // S, P, dP and dS are held transposed, a row for each key: steps.cuh.
 
-template <class Tiles, class T, class At>
-__device__ void compute(Shared<Tiles, T>& shared, const Maps& maps, const Problem& p,
-                        const Passed& passed, float scale, At at) {
+template <class Tiles, class T>
+__device__ void compute(Here<Tiles, T>& shared, const Maps& maps, const Problem& p,
+                        const Passed& passed, float scale) {
   constexpr int D = Tiles::D, Br = Tiles::Br, Bc = Tiles::Bc;
   const int group = uniform(threadIdx.x / 128) - 1, thread = threadIdx.x % 128;
   const int warp = thread / 32, lane = thread % 32;
   const bool leader = lane == 0;  // says that a buffer has been read
   // exp(scale x) = 2^(c x). With a factor of 0 a hidden score would be as good as any.
   const float c = scale == 0 ? FLT_MIN : scale * log2_e;
-  const int hk = int(p.key_head(at.h));
-  T* const K = shared.K + group * square;  // the group's keys, of each box
-  T* const V = shared.V + group * square;
-
-  const int j = at.j0 + 64 * group;  // the group's first key
-  const int length = shared.reach.length;
-  const Reach::Rows* const seen = shared.seen + 64 * group + 16 * warp + lane / 4;
-
-  float dK[D / 2] = {}, dV[D / 2] = {};
-  settle(dK);
-  settle(dV);
   Ring<Tiles::stages> q;
+  Ring<Tiles::keys> kv;
 
   // S_ij = Q_i K_j^T,  dP_ij = dO_i V_j^T
   const auto issue_pairs = [&](float(&C)[Br / 2], const T* keys, const T* queries) {
@@ -145,21 +145,15 @@ __device__ void compute(Shared<Tiles, T>& shared, const Maps& maps, const Proble
     wgmma_fence();
     const int half = D == 64 ? group * square : group * Bc * 64;
     multiply<T, Bc, Br>(dQ, shared.dS[buffer] + (D == 64 ? half : 0),
-                        shared.K + (D == 64 ? 0 : half));
+                        shared.K[kv.at] + (D == 64 ? 0 : half));
     wgmma_commit();
   };
   // dQ, whose tile begins at this row, into global memory; in order, the first one stores
-  const auto add_up = [&](const float(&dQ)[32], std::int64_t first_row, bool is_first) {
+  const auto add_up = [&](const float(&dQ)[32], std::int64_t first_row) {
     if constexpr (Tiles::adds_dQ) {
-      float* sum = passed.dQ + first_row * D + group * square + thread * 4;
+      float* const to = passed.dQ + first_row * D + group * square + thread * 4;
       if (Tiles::in_order) sync(dQ_free + group, with_pusher);
-#pragma unroll
-      for (int i = 0; i < 32; i += 4)
-        if (Tiles::in_order && is_first)
-          *reinterpret_cast<float4*>(sum + i / 4 * 512) =
-              make_float4(dQ[i], dQ[i + 1], dQ[i + 2], dQ[i + 3]);
-        else
-          add(sum + i / 4 * 512, dQ + i);
+      add_dQ(to, dQ, Tiles::in_order && shared.is_first[group]);
       if (Tiles::in_order) arrive(dQ_full + group, with_pusher);
       return;
     }
@@ -169,115 +163,123 @@ __device__ void compute(Shared<Tiles, T>& shared, const Maps& maps, const Proble
     arrive(dQ_full + group, with_pusher);
   };
 
-  if (at.steps > 0) wait(&shared.Q_full[0], 0);
-  // Keys past the length may hold anything, and 0 times NaN is NaN.
-  if (const int here = length - j; at.steps > 0 && here < 64 && length < p.Nk) {
-    wait(&shared.dO_full[0], 0);
-    for (int e = max(here, 0) * 8 + thread; e < 64 * 8; e += 128)
-      for (int x = 0; x < D; x += 64) {
-        *reinterpret_cast<uint4*>(K + x * Bc + e * 8) = make_uint4(0, 0, 0, 0);
-        *reinterpret_cast<uint4*>(V + x * Bc + e * 8) = make_uint4(0, 0, 0, 0);
+  for (;; kv.next()) {
+    wait(&shared.tile_full[kv.at], kv.phase);
+    const auto& tile = shared.tile[kv.at];
+    const int steps = tile.steps;
+    if (steps < 0) break;
+    T* const K = shared.K[kv.at] + group * square;  // the group's keys, of each box
+    T* const V = shared.V[kv.at] + group * square;
+    const int j = tile.j0 + 64 * group;  // the group's first key
+    const int length = tile.reach.length;
+    float dK[D / 2] = {}, dV[D / 2] = {};
+    settle(dK);
+    settle(dV);
+    if (steps > 0) {
+      wait(&shared.Q_full[q.at], q.phase);
+      // Keys past the length may hold anything, and 0 times NaN is NaN.
+      if (const int here = length - j; here < 64 && length < p.Nk) {
+        wait(&shared.dO_full[q.at], q.phase);
+        clear_keys<Bc, D>(K, V, max(here, 0), thread);
+        fence_async();
+        sync(alone + group, 128);
       }
-    fence_async();
-    sync(alone + group, 128);
-  }
-  float S[Br / 2];
-  issue_pairs(S, K, shared.Q[0]);
-  int buffer = 0, before = 2;
-  std::int64_t row_before = 0;  // where the rows of the step before begin
-  bool first_before = false;    // did nobody add to them before?
+      float S[Br / 2];
+      issue_pairs(S, K, shared.Q[q.at]);
+      int buffer = 0, before = 2;
+      // Where the walk is; where the rows of the step before begin; did nobody add to them before?
+      const int first = tile.first, end = tile.end;
+      const int low = tile.all[group].low, high = tile.all[group].high - Br;
+      int i0 = first, row_before = 0;
 #pragma unroll 1
-  for (int n = 0; n < at.steps; ++n, at.next()) {
-    static_assert(Tiles::stages == 2);  // the other buffer is now ^ 1
-    const int now = q.at;
-    float P[Br / 2], dP[Br / 2], dQ[32];
-    std::uint32_t rounded_P[Br / 16][4], rounded_dS[Br / 16][4];
-    wgmma_wait<0>(S);  // and dK of the step before
-    __syncwarp();
-    if (leader && n > 0) arrive(&shared.Q_free[now ^ 1]);
-    if (at.i0 < shared.all[group].low || at.i0 + Br > shared.all[group].high)
-      hide(S, seen, at.i0, lane, c < 0 ? INFINITY : -INFINITY);
-    wait(&shared.dO_full[now], q.phase);
-    issue_pairs(dP, V, shared.dO[now]);
-    exponentials(P, S, c, shared.LSE2[now], lane);
-    round_to<T>(rounded_P, P);
-    if (!Tiles::late_dV) issue_sum(dV, rounded_P, shared.dO[now]);
-    // dS, with d = 128 while dV is under way. Its buffer is free: the other group is done with the
-    // step before the last, since it has written dS of the last one.
-    if (n > 0) sync(ready(group ^ 1, n - 1), both);
-    wgmma_wait<Tiles::late_dV ? 0 : 1>(dP);
-    to_dS(dP, P, shared.D_i[now], lane);
-    round_to<T>(rounded_dS, dP);
-    put_dS(shared.dS[buffer] + group * Br * 64, rounded_dS, warp, lane);
-    fence_async();  // and LSE2 and D_i have been read: the copy engine may write there
-    arrive(ready(group, n), both);
-    if (Tiles::late_dV) issue_sum(dV, rounded_P, shared.dO[now]);
-
-    // dQ of the step before, of which both have written dS; in the first step nobody wants it.
-    issue_dQ(dQ, before);
-    before = buffer;
-    buffer = buffer == 2 ? 0 : buffer + 1;
-    issue_sum(dK, rounded_dS, shared.Q[now]);
-    wgmma_wait<1>(dQ);  // and dV
-    __syncwarp();
-    if (leader) arrive(&shared.dO_free[now]);
-    if (n > 0) add_up(dQ, row_before, first_before);
-    row_before = at.row(p, passed);
-    if (Tiles::in_order && Tiles::adds_dQ) first_before = at.turn(shared.reach) == 0;
-
-    // S of the next step; after the last one of what lies there, and nobody looks at it.
-    q.next();
-    if (n + 1 < at.steps) wait(&shared.Q_full[q.at], q.phase);
-    issue_pairs(S, K, shared.Q[q.at]);
-  }
-  wgmma_wait<0>(S);
-  if (at.steps > 0) {
-    float dQ[32];
-    sync(ready(group ^ 1, at.steps - 1), both);
-    issue_dQ(dQ, before);
-    wgmma_wait<0>(dQ);
-    add_up(dQ, row_before, first_before);
-  }
-  settle(dK);
-  settle(dV);
-
-  // dK scaled, and both leave, through what were K and V.
+      for (int n = 0; n < steps; ++n) {
+        static_assert(Tiles::stages == 2);  // the other buffer is now ^ 1
+        const int now = q.at;
+        float P[Br / 2], dP[Br / 2], dQ[32];
+        std::uint32_t rounded_P[Br / 16][4], rounded_dS[Br / 16][4];
+        wgmma_wait<0>(S);  // and dK of the step before
+        __syncwarp();
+        if (leader && n > 0) arrive(&shared.Q_free[now ^ 1]);
+        if (i0 < low || i0 > high)
+          hide(S, tile.reach, j + 16 * warp + lane / 4, i0, lane, c < 0 ? INFINITY : -INFINITY);
+        wait(&shared.dO_full[now], q.phase);
+        issue_pairs(dP, V, shared.dO[now]);
+        exponentials(P, S, c, shared.LSE2[now], lane);
+        round_to<T>(rounded_P, P);
+        if (!Tiles::late_dV) issue_sum(dV, rounded_P, shared.dO[now]);
+        // dS, with d = 128 while dV is under way. Its buffer is free: the other group is done with
+        // the step before the last, since it has written dS of the last one.
+        if (n > 0) sync(ready(group ^ 1, n - 1), both);
+        wgmma_wait<Tiles::late_dV ? 0 : 1>(dP);
+        to_dS(dP, P, shared.D_i[now], lane);
+        round_to<T>(rounded_dS, dP);
+        put_dS(shared.dS[buffer] + group * Br * 64, rounded_dS, warp, lane);
+        fence_async();  // and LSE2 and D_i have been read: the copy engine may write there
+        arrive(ready(group, n), both);
+        if (Tiles::late_dV) issue_sum(dV, rounded_P, shared.dO[now]);
+        // dQ of the step before, of which both have written dS; in the first step nobody wants it.
+        issue_dQ(dQ, before);
+        before = buffer;
+        buffer = buffer == 2 ? 0 : buffer + 1;
+        issue_sum(dK, rounded_dS, shared.Q[now]);
+        wgmma_wait<1>(dQ);  // and dV
+        __syncwarp();
+        if (leader) arrive(&shared.dO_free[now]);
+        if (n > 0) add_up(dQ, row_before);
+        row_before = shared.row[now];
+        // S of the next step; after the last one the same again, and nobody looks at it.
+        q.next();
+        const bool more = n + 1 < steps;
+        if (more) wait(&shared.Q_full[q.at], q.phase);
+        if ((i0 += Br) >= end) i0 = first;
+        issue_pairs(S, K, shared.Q[more ? q.at : now]);
+      }
+      wgmma_wait<0>(S);
+      __syncwarp();
+      if (leader) arrive(&shared.Q_free[q.at ^ 1]);
+      float dQ[32];
+      sync(ready(group ^ 1, steps - 1), both);
+      issue_dQ(dQ, before);
+      wgmma_wait<0>(dQ);
+      add_up(dQ, row_before);
+    }
+    settle(dK);
+    settle(dV);
+    // dK scaled, and both leave, through what were K and V.
 #pragma unroll
-  for (int i = 0; i < D / 2; ++i) dK[i] *= scale;
-  sync(meeting, both);  // nobody reads K any more
-  store_sums<Bc>(maps, K, V, dK, dV, warp, lane, j, hk, at.b);
+    for (int i = 0; i < D / 2; ++i) dK[i] *= scale;
+    sync(meeting, both);  // nobody reads K any more
+    store_sums<Bc>(maps, K, V, dK, dV, warp, lane, j, tile.hk, tile.b);
+    if (!Tiles::stays) break;
+    if (lane == 0) arrive(&shared.KV_free[kv.at]);
+    __syncwarp();
+  }
 }
 
 template <class Tiles, class T>
 __global__ void __launch_bounds__(Tiles::threads, 1)
     hopper_kernel(const __grid_constant__ Maps maps, const __grid_constant__ Problem p,
                   const __grid_constant__ Pattern pattern, const __grid_constant__ Passed passed,
-                  float scale, int section) {
-  auto& shared = FA_DYNAMIC_SHARED(Shared<Tiles, T>);
-  const InSections<Tiles::Bc> keys(p, section, Tiles::in_order);
+                  float scale, const __grid_constant__ KeyTiles tiles) {
+  auto& shared = FA_DYNAMIC_SHARED(Here<Tiles, T>);
   if (threadIdx.x == 0) {
     init(shared.Q_full, shared.Q_free, 4 * Tiles::groups);
     init(shared.dO_full, shared.dO_free, 4 * Tiles::groups);
+    init(shared.tile_full, shared.KV_free, (Tiles::in_order ? 5 : 4) * Tiles::groups);
     fence_barriers();
   }
-  const Reach reach(p, pattern, keys.head() / p.Hkv);
-  const Place<Tiles::Br, Tiles::Bc> at(p, reach, keys);
-  const int n = threadIdx.x, key = at.j0 + n;
-  if (n == 0) shared.reach = reach;
-  if (n < Tiles::Bc) shared.seen[n] = reach.rows_meeting(key, key);
-  if (n < Tiles::groups) shared.all[n] = all_meeting(reach, at.j0 + 64 * n);
-  if (Tiles::in_order) zeros_if_unseen<Tiles::D, Tiles::threads>(at, p, reach, passed);
+  if (Tiles::in_order) zeros_if_unseen<Tiles>(p, pattern, passed);
   __syncthreads();
   if (uniform(threadIdx.x / 128) == 0) {
     give_registers<24>();
     const int warp = uniform(threadIdx.x / 32);
     if (warp < Tiles::groups && (Tiles::in_order || !Tiles::adds_dQ))
-      push(shared, p, passed, at, warp);
+      push(shared, passed, warp);
     else if (warp == Tiles::groups && elected())
-      load(shared, maps, p, passed, at);
+      load(shared, maps, p, pattern, passed, tiles);
   } else {
     take_registers<240>();
-    compute(shared, maps, p, passed, scale, at);
+    compute(shared, maps, p, passed, scale);
   }
 }
 
@@ -288,12 +290,13 @@ void launch(const Problem& p, const Pattern& pattern, const Backward<T>& t, floa
   // Of as many queries as see the keys under way.
   Problem near = p;
   near.Nq = std::min(p.Nq, pattern.left + pattern.right + 2048);
-  const int section = heads_of_section(near, Tiles::D, 20);  // MiB of L2
+  KeyTiles tiles = key_tiles_of<Tiles>(p);
+  tiles.section = key_tiles_of<Tiles>(near).section;
   const auto kernel = hopper_kernel<Tiles, T>;
-  constexpr std::size_t shared_bytes = sizeof(Shared<Tiles, T>);
+  constexpr std::size_t shared_bytes = sizeof(Here<Tiles, T>);
   static_assert(shared_bytes <= most_shared);
   allow_shared_memory(kernel, shared_bytes);
-  const std::int64_t blocks = p.B * p.Hkv * ((p.Nk + Tiles::Bc - 1) / Tiles::Bc);
+  const int blocks = Tiles::stays ? std::min(processors(), tiles.count) : tiles.count;
   // It leaves 0 in the sums of rows that nobody stores: without turns of all. In turns it would ask
   // the problem's own mask, and the kernel knows better.
   Problem all_seen = p;
@@ -301,7 +304,7 @@ void launch(const Problem& p, const Pattern& pattern, const Backward<T>& t, floa
   all_seen.key_lengths = nullptr;
   launch_before(all_seen, t, passed, stream);
   FA_LAUNCH(kernel, dim3(unsigned(blocks)), dim3(Tiles::threads), shared_bytes, stream, maps, p,
-            pattern, passed, scale, section);
+            pattern, passed, scale, tiles);
   launch_after(p, t, scale, passed, stream);
 }
 

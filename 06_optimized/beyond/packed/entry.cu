@@ -124,7 +124,7 @@ struct ForwardScratch : Pieces {
 
 template <class T>
 struct BackwardScratch : Pieces {
-  std::int32_t* offsets;
+  std::int32_t* offsets;  // as above
   Side queries, keys;
   List of_queries, of_keys;
   Passed passed{};
@@ -139,6 +139,7 @@ struct BackwardScratch : Pieces {
     passed.D = take<float>(p.Hq * passed.rows);
     if (is_half<T>) passed.LSE2 = take<float>(p.Hq * passed.rows);
     if (hopper) passed.dQ = take<float>(p.Hq * passed.rows * Passed::padded(p.d));
+    passed.taken = reinterpret_cast<unsigned*>(offsets + 2 * (p.B + 1));
   }
 };
 

@@ -2,19 +2,21 @@
 // other in a tensor. Not in turns: dQ is added up in an order that varies. Whoever wants the same
 // bits in every run, and what TMA cannot bring, swizzle.cu takes care of.
 //
-// A block takes 128 keys of a sequence from the list; roles, barriers and steps are those of
-// backward/hopper.cu. TMA knows where the tensor ends, not the sequence: so a last tile comes with
-// rows of the next one. Keys there are hidden, and dK and dV of them not stored; K, V, Q and dO
-// there become 0, since 0 times NaN is NaN.
+// A block takes 128 keys of a sequence from the list, and with d = 64 the next such tile when it is
+// done; roles, barriers and steps are those of backward/hopper.cu. TMA knows where the tensor ends,
+// not the sequence: so a last tile comes with rows of the next one. Keys there are hidden, and dK
+// and dV of them not stored; K, V, Q and dO there become 0, since 0 times NaN is NaN.
 //
-//   Place                 whose keys, and which queries see them
+//   SequenceTile          whose keys, and which queries see them
 //   load, push, compute   as hopper's, from the sequence's first row on
 //   after_kernel          dQ, rounded, into a sequence's rows
 //   launch_hopper         two numbers a row and zeros, the kernel, dQ rounded
+#include <algorithm>
 #include <cfloat>
 
 #include "06_optimized/backward/backward.hpp"
 #include "06_optimized/backward/bring.cuh"
+#include "06_optimized/backward/shapes.cuh"
 #include "06_optimized/backward/steps.cuh"
 #include "06_optimized/beyond/packed/sequence.cuh"
 #include "06_optimized/ptx/add.cuh"
@@ -27,97 +29,87 @@ namespace {
 
 using namespace optimized;
 
-// A block of threads has Bc keys, 64 a group; a tile has Br queries: backward/hopper.cu tells why.
-template <int D_>
-struct Sizes {
-  static constexpr int D = D_, groups = 2, Bc = 64 * groups, Br = D == 64 ? 128 : 64;
-  static constexpr int stages = 2, threads = 128 * (groups + 1);
-  static constexpr bool adds_dQ = D == 64, late_dV = D == 64;
-};
-constexpr int square = 64 * 64;  // numbers of 64 rows in a box, which has 64 columns
-
-// Which keys a block has, and its walk over the queries that see them, in one head of the group
-// after the other. Rows and keys count from the sequence's first one.
-template <int Br>
-struct Place {
+// Tile number n of the keys, and where its sequence lies. Rows and keys count from the sequence's
+// first one.
+template <class Tiles>
+struct SequenceTile : KeyTile<Tiles> {
+  using Tile = KeyTile<Tiles>;
+  using Tile::steps, Tile::b, Tile::hk, Tile::j0, Tile::first, Tile::h, Tile::row;
   SequenceMask mask;
-  int q0, k0;           // where the sequence begins
-  std::int64_t padded;  // the same in LSE2, D and dQ
-  int j0, first;        // the first key; the first queries of each head, a multiple of Br
-  int h, i0, steps;     // where the walk is; how many steps it has
+  int q0, k0;  // where the sequence begins
 
-  __device__ Place(const Problem& p, const Work& work, int hk, int Bc)
-      : mask(work, p.causal), q0(work.q0), k0(work.k0), padded(work.padded_row()) {
+  __device__ SequenceTile(const Problem& p, const Passed& passed, const Work& work, int head)
+      : mask(work, p.causal), q0(work.q0), k0(work.k0) {
     const int group = int(p.Hq / p.Hkv);
-    j0 = work.tile * Bc;
-    const int row = mask.first_row(j0);
-    first = row / Br * Br;
+    b = 0;  // the tensors have no batch
+    hk = head;
+    j0 = work.tile * Tiles::Bc;
+    const int seen_from = mask.first_row(j0);
+    first = seen_from / Tiles::Br * Tiles::Br;
+    steps = seen_from >= mask.Nq ? 0 : (mask.Nq - first + Tiles::Br - 1) / Tiles::Br * group;
     h = hk * group;
-    i0 = first;
-    steps = row >= mask.Nq ? 0 : (mask.Nq - first + Br - 1) / Br * group;
+    row = h * int(passed.rows) + int(work.padded_row());
   }
-  __device__ void next() {
-    i0 += Br;
-    if (i0 < mask.Nq) return;
-    i0 = first;
-    ++h;
-  }
-  // The row of LSE2, D and dQ where this step's rows begin.
-  __device__ std::int64_t row(const Passed& passed) const { return h * passed.rows + padded + i0; }
-  // What bring() and bring_keys() ask for.
-  struct InTensor {
-    int b, h, i0, j0;
-  };
-  __device__ InTensor in_tensor() const { return {0, h, q0 + i0, k0 + j0}; }
 };
-
 template <class Tiles, class T>
-struct Shared {
-  alignas(1024) T K[Tiles::Bc * Tiles::D], V[Tiles::Bc * Tiles::D];
-  alignas(1024) T Q[Tiles::stages][Tiles::Br * Tiles::D], dO[Tiles::stages][Tiles::Br * Tiles::D];
-  alignas(1024) T dS[3][Tiles::Br * Tiles::Bc];
-  alignas(128) float dQ[Tiles::groups][Tiles::adds_dQ ? 4 : square];
-  alignas(128) float LSE2[Tiles::stages][Tiles::Br], D_i[Tiles::stages][Tiles::Br];
-  Barrier Q_full[Tiles::stages], Q_free[Tiles::stages];
-  Barrier dO_full[Tiles::stages], dO_free[Tiles::stages];
-};
-
-// The numbered barriers: all but `meeting` once for each group, `ready` for even and for odd steps
-constexpr int meeting = 1, dQ_free = 2, dQ_full = 4, alone = 6;
-__device__ constexpr int ready(int group, int n) { return 8 + 2 * group + n % 2; }
-constexpr int both = 256, with_pusher = 128 + 32;  // threads that take part
+using Here = Shared<Tiles, T, SequenceTile<Tiles>>;
 
 // ---- the warps that move data ----
 
-template <class Tiles, class T, class At>
-__device__ void load(Shared<Tiles, T>& shared, const Maps& maps, const Problem& p,
-                     const Passed& passed, At at) {
-  const int hk = int(p.key_head(at.h));
+template <class Tiles, class T>
+__device__ void load(Here<Tiles, T>& shared, const Maps& maps, const Problem& p,
+                     const Passed& passed, const List& list) {
   Ring<Tiles::stages> q;
-  for (int n = 0; n < at.steps; ++n, at.next(), q.next()) {
-    const std::int64_t row = at.row(passed);
-    const auto here = at.in_tensor();
-    const int more = n == 0 ? int(sizeof shared.K) : 0;  // S need not wait for V
-    Barrier *const Q_full = &shared.Q_full[q.at], *const dO_full = &shared.dO_full[q.at];
-    wait(&shared.Q_free[q.at], q.phase ^ 1);
-    bring(shared.Q[q.at], maps.Q, shared.LSE2[q.at], passed.LSE2 + row, Q_full, here, more);
-    if (n == 0) bring_keys<Tiles::Bc>(shared.K, maps.K, Q_full, hk, here);
-    wait(&shared.dO_free[q.at], q.phase ^ 1);
-    bring(shared.dO[q.at], maps.dO, shared.D_i[q.at], passed.D + row, dO_full, here, more);
-    if (n == 0) bring_keys<Tiles::Bc>(shared.V, maps.V, dO_full, hk, here);
+  Ring<Tiles::keys> kv;
+  const auto next = [&](unsigned else_this) {
+    return Tiles::stays ? atomicAdd(passed.taken, 1u) : else_this;
+  };
+  const unsigned heads = unsigned(p.Hkv);
+  for (unsigned number = next(blockIdx.x);; number = next(0), kv.next()) {
+    wait(&shared.KV_free[kv.at], kv.phase ^ 1);
+    auto& tile = shared.tile[kv.at];
+    const int n = int(number / heads);
+    if (n >= list.most || list.work[n].tile < 0) {  // the host counts tiles that may be needed
+      tile.steps = -1;
+      arrive(&shared.tile_full[kv.at]);
+      break;
+    }
+    tile = SequenceTile<Tiles>(p, passed, list.work[n], int(number % heads));
+    arrive(&shared.tile_full[kv.at]);
+    Walk walk(tile);
+    for (int m = 0; m < tile.steps; ++m, walk.next(tile.mask.Nq), q.next()) {
+      const struct {
+        int b, h, i0, j0;
+      } at{0, tile.h + walk.h, tile.q0 + walk.i0, tile.k0 + tile.j0};
+      const int row = walk.row(passed);
+      const int more = m == 0 ? int(sizeof shared.K[0]) : 0;  // S need not wait for V
+      Barrier *const Q_full = &shared.Q_full[q.at], *const dO_full = &shared.dO_full[q.at];
+      wait(&shared.Q_free[q.at], q.phase ^ 1);
+      shared.row[q.at] = row;
+      bring(shared.Q[q.at], maps.Q, shared.LSE2[q.at], passed.LSE2 + row, Q_full, at, more);
+      if (m == 0) bring_keys<Tiles::Bc>(shared.K[kv.at], maps.K, Q_full, tile.hk, at);
+      wait(&shared.dO_free[q.at], q.phase ^ 1);
+      bring(shared.dO[q.at], maps.dO, shared.D_i[q.at], passed.D + row, dO_full, at, more);
+      if (m == 0) bring_keys<Tiles::Bc>(shared.V[kv.at], maps.V, dO_full, tile.hk, at);
+    }
+    if (!Tiles::stays) break;
   }
 }
 
 // One warp for each group's part of dQ: adds it up in global memory.
-template <class Tiles, class T, class At>
-__device__ void push(Shared<Tiles, T>& shared, const Passed& passed, At at, int group) {
+template <class Tiles, class T>
+__device__ void push(Here<Tiles, T>& shared, const Passed& passed, int group) {
+  static_assert(!Tiles::stays);  // one tile
+  wait(&shared.tile_full[0], 0);
+  const SequenceTile<Tiles> tile = shared.tile[0];
+  Walk walk(tile);
 #pragma unroll 1
-  for (int n = 0; n < at.steps; ++n, at.next()) {
+  for (int n = 0; n < tile.steps; ++n, walk.next(tile.mask.Nq)) {
     arrive(dQ_free + group, with_pusher);  // the first time at once: nothing is in it yet
     sync(dQ_full + group, with_pusher);
     if (elected()) {
-      bulk_add(passed.dQ + at.row(passed) * Tiles::D + group * square, shared.dQ[group],
-               int(sizeof shared.dQ[0]));
+      bulk_add(passed.dQ + std::int64_t(walk.row(passed)) * Tiles::D + group * square,
+               shared.dQ[group], int(sizeof shared.dQ[0]));
       tma_commit();
       tma_wait_read();
     }
@@ -158,27 +150,17 @@ __device__ void leave(const CUtensorMap& map, const View<T>& to, T* from, const 
   }
 }
 
-template <class Tiles, class T, class At>
-__device__ void compute(Shared<Tiles, T>& shared, const Maps& maps, const Problem& p,
-                        const Backward<T>& t, const Passed& passed, float scale, At at) {
+template <class Tiles, class T>
+__device__ void compute(Here<Tiles, T>& shared, const Maps& maps, const Problem& p,
+                        const Backward<T>& t, const Passed& passed, float scale) {
   constexpr int D = Tiles::D, Br = Tiles::Br, Bc = Tiles::Bc;
   const int group = uniform(threadIdx.x / 128) - 1, thread = threadIdx.x % 128;
   const int warp = thread / 32, lane = thread % 32;
   const bool leader = lane == 0;  // says that a buffer has been read
   // exp(scale x) = 2^(c x). With a factor of 0 a hidden score would be as good as any.
   const float c = scale == 0 ? FLT_MIN : scale * log2_e;
-  const int hk = int(p.key_head(at.h));
-  T* const K = shared.K + group * square;  // the group's keys, of each box
-  T* const V = shared.V + group * square;
-
-  const int j = at.j0 + 64 * group;  // the group's first key
-  const int keys = at.mask.Nk - j;   // from there on
-  const SeenFrom seen(at.mask, j, warp, lane);
-
-  float dK[D / 2] = {}, dV[D / 2] = {};
-  settle(dK);
-  settle(dV);
   Ring<Tiles::stages> q;
+  Ring<Tiles::keys> kv;
 
   // S_ij = Q_i K_j^T,  dP_ij = dO_i V_j^T
   const auto issue_pairs = [&](float(&C)[Br / 2], const T* keys, const T* queries) {
@@ -199,17 +181,13 @@ __device__ void compute(Shared<Tiles, T>& shared, const Maps& maps, const Proble
     wgmma_fence();
     const int half = D == 64 ? group * square : group * Bc * 64;
     multiply<T, Bc, Br>(dQ, shared.dS[buffer] + (D == 64 ? half : 0),
-                        shared.K + (D == 64 ? 0 : half));
+                        shared.K[kv.at] + (D == 64 ? 0 : half));
     wgmma_commit();
   };
   // dQ, whose tile begins at this row, into global memory
   const auto add_up = [&](const float(&dQ)[32], std::int64_t first_row) {
-    if constexpr (Tiles::adds_dQ) {
-      float* sum = passed.dQ + first_row * D + group * square + thread * 4;
-#pragma unroll
-      for (int i = 0; i < 32; i += 4) add(sum + i / 4 * 512, dQ + i);
-      return;
-    }
+    if constexpr (Tiles::adds_dQ)
+      return add_dQ(passed.dQ + first_row * D + group * square + thread * 4, dQ, false);
     sync(dQ_free + group, with_pusher);
     put_dQ(shared.dQ[group], dQ, thread);
     fence_async();
@@ -224,88 +202,100 @@ __device__ void compute(Shared<Tiles, T>& shared, const Maps& maps, const Proble
     sync(alone + group, 128);
   };
 
-  const int Nq = at.mask.Nq;
-  if (at.steps > 0) came(&shared.Q_full[0], 0, shared.Q[0], Nq - at.i0);
-  if (at.steps > 0 && keys < 64) {
-    wait(&shared.dO_full[0], 0);
-    for (int e = max(keys, 0) * 8 + thread; e < 64 * 8; e += 128)
-      for (int x = 0; x < D; x += 64) {
-        *reinterpret_cast<uint4*>(K + x * Bc + e * 8) = make_uint4(0, 0, 0, 0);
-        *reinterpret_cast<uint4*>(V + x * Bc + e * 8) = make_uint4(0, 0, 0, 0);
+  for (;; kv.next()) {
+    wait(&shared.tile_full[kv.at], kv.phase);
+    const auto& tile = shared.tile[kv.at];
+    const int steps = tile.steps;
+    if (steps < 0) break;
+    T* const K = shared.K[kv.at] + group * square;  // the group's keys, of each box
+    T* const V = shared.V[kv.at] + group * square;
+    const int Nq = tile.mask.Nq, j = tile.j0 + 64 * group;  // the group's first key
+    const int keys = tile.mask.Nk - j;                      // from there on
+    const SeenFrom seen(tile.mask, j, warp, lane);
+    float dK[D / 2] = {}, dV[D / 2] = {};
+    settle(dK);
+    settle(dV);
+    if (steps > 0) {
+      const int first = tile.first;
+      int i0 = first;  // where the walk is
+      came(&shared.Q_full[q.at], q.phase, shared.Q[q.at], Nq - i0);
+      if (keys < 64) {
+        wait(&shared.dO_full[q.at], q.phase);
+        clear_keys<Bc, D>(K, V, max(keys, 0), thread);
+        fence_async();
+        sync(alone + group, 128);
       }
-    fence_async();
-    sync(alone + group, 128);
-  }
-  float S[Br / 2];
-  issue_pairs(S, K, shared.Q[0]);
-  int buffer = 0, before = 2;
-  std::int64_t row_before = 0;  // where the rows of the step before begin
+      float S[Br / 2];
+      issue_pairs(S, K, shared.Q[q.at]);
+      int buffer = 0, before = 2, row_before = 0;  // where the rows of the step before begin
 #pragma unroll 1
-  for (int n = 0; n < at.steps; ++n, at.next()) {
-    static_assert(Tiles::stages == 2);  // the other buffer is now ^ 1
-    const int now = q.at;
-    float P[Br / 2], dP[Br / 2], dQ[32];
-    std::uint32_t rounded_P[Br / 16][4], rounded_dS[Br / 16][4];
-    wgmma_wait<0>(S);  // and dK of the step before
-    __syncwarp();
-    if (leader && n > 0) arrive(&shared.Q_free[now ^ 1]);
-    if (at.i0 < seen.all) hide(S, seen.hidden(at.i0, lane).of_key, c < 0 ? INFINITY : -INFINITY);
-    came(&shared.dO_full[now], q.phase, shared.dO[now], Nq - at.i0);
-    issue_pairs(dP, V, shared.dO[now]);
-    exponentials(P, S, c, shared.LSE2[now], lane);
-    round_to<T>(rounded_P, P);
-    if (!Tiles::late_dV) issue_sum(dV, rounded_P, shared.dO[now]);
-    // dS, with d = 128 while dV is under way. Its buffer is free: the other group is done with the
-    // step before the last, since it has written dS of the last one.
-    if (n > 0) sync(ready(group ^ 1, n - 1), both);
-    wgmma_wait<Tiles::late_dV ? 0 : 1>(dP);
-    to_dS(dP, P, shared.D_i[now], lane);
-    round_to<T>(rounded_dS, dP);
-    put_dS(shared.dS[buffer] + group * Br * 64, rounded_dS, warp, lane);
-    fence_async();  // and LSE2 and D_i have been read: the copy engine may write there
-    arrive(ready(group, n), both);
-    if (Tiles::late_dV) issue_sum(dV, rounded_P, shared.dO[now]);
-
-    // dQ of the step before, of which both have written dS; in the first step nobody wants it.
-    issue_dQ(dQ, before);
-    before = buffer;
-    buffer = buffer == 2 ? 0 : buffer + 1;
-    issue_sum(dK, rounded_dS, shared.Q[now]);
-    wgmma_wait<1>(dQ);  // and dV
-    __syncwarp();
-    if (leader) arrive(&shared.dO_free[now]);
-    if (n > 0) add_up(dQ, row_before);
-    row_before = at.row(passed);
-
-    // S of the next step; after the last one of what lies there, and nobody looks at it.
-    q.next();
-    if (n + 1 < at.steps) {
-      const int next = at.i0 + Br < Nq ? at.i0 + Br : at.first;
-      came(&shared.Q_full[q.at], q.phase, shared.Q[q.at], Nq - next);
+      for (int n = 0; n < steps; ++n) {
+        static_assert(Tiles::stages == 2);  // the other buffer is now ^ 1
+        const int now = q.at;
+        float P[Br / 2], dP[Br / 2], dQ[32];
+        std::uint32_t rounded_P[Br / 16][4], rounded_dS[Br / 16][4];
+        wgmma_wait<0>(S);  // and dK of the step before
+        __syncwarp();
+        if (leader && n > 0) arrive(&shared.Q_free[now ^ 1]);
+        if (i0 < seen.all) hide(S, seen.hidden(i0, lane).of_key, c < 0 ? INFINITY : -INFINITY);
+        came(&shared.dO_full[now], q.phase, shared.dO[now], Nq - i0);
+        issue_pairs(dP, V, shared.dO[now]);
+        exponentials(P, S, c, shared.LSE2[now], lane);
+        round_to<T>(rounded_P, P);
+        if (!Tiles::late_dV) issue_sum(dV, rounded_P, shared.dO[now]);
+        // dS, with d = 128 while dV is under way. Its buffer is free: the other group is done with
+        // the step before the last, since it has written dS of the last one.
+        if (n > 0) sync(ready(group ^ 1, n - 1), both);
+        wgmma_wait<Tiles::late_dV ? 0 : 1>(dP);
+        to_dS(dP, P, shared.D_i[now], lane);
+        round_to<T>(rounded_dS, dP);
+        put_dS(shared.dS[buffer] + group * Br * 64, rounded_dS, warp, lane);
+        fence_async();  // and LSE2 and D_i have been read: the copy engine may write there
+        arrive(ready(group, n), both);
+        if (Tiles::late_dV) issue_sum(dV, rounded_P, shared.dO[now]);
+        // dQ of the step before, of which both have written dS; in the first step nobody wants it.
+        issue_dQ(dQ, before);
+        before = buffer;
+        buffer = buffer == 2 ? 0 : buffer + 1;
+        issue_sum(dK, rounded_dS, shared.Q[now]);
+        wgmma_wait<1>(dQ);  // and dV
+        __syncwarp();
+        if (leader) arrive(&shared.dO_free[now]);
+        if (n > 0) add_up(dQ, row_before);
+        row_before = shared.row[now];
+        // S of the next step; after the last one the same again, and nobody looks at it.
+        q.next();
+        if ((i0 += Br) >= Nq) i0 = first;
+        const bool more = n + 1 < steps;
+        if (more) came(&shared.Q_full[q.at], q.phase, shared.Q[q.at], Nq - i0);
+        issue_pairs(S, K, shared.Q[more ? q.at : now]);
+      }
+      wgmma_wait<0>(S);
+      __syncwarp();
+      if (leader) arrive(&shared.Q_free[q.at ^ 1]);
+      float dQ[32];
+      sync(ready(group ^ 1, steps - 1), both);
+      issue_dQ(dQ, before);
+      wgmma_wait<0>(dQ);
+      add_up(dQ, row_before);
     }
-    issue_pairs(S, K, shared.Q[q.at]);
-  }
-  wgmma_wait<0>(S);
-  if (at.steps > 0) {
-    float dQ[32];
-    sync(ready(group ^ 1, at.steps - 1), both);
-    issue_dQ(dQ, before);
-    wgmma_wait<0>(dQ);
-    add_up(dQ, row_before);
-  }
-  settle(dK);
-  settle(dV);
-
-  // dK scaled, and both leave, through what were K and V.
+    settle(dK);
+    settle(dV);
+    // dK scaled, and both leave, through what were K and V.
 #pragma unroll
-  for (int i = 0; i < D / 2; ++i) dK[i] *= scale;
-  sync(meeting, both);  // nobody reads K any more
-  const int first = 16 * warp, key = at.k0 + j + first;
-  leave<Bc>(maps.dK, t.dK, K + first * 64, dK, int(p.d), lane, key, keys - first, hk);
-  leave<Bc>(maps.dV, t.dV, V + first * 64, dV, int(p.d), lane, key, keys - first, hk);
-  if (lane == 0) {
-    tma_commit();
-    tma_wait_read();
+    for (int i = 0; i < D / 2; ++i) dK[i] *= scale;
+    sync(meeting, both);  // nobody reads K any more
+    const int first = 16 * warp, key = tile.k0 + j + first;
+    leave<Bc>(maps.dK, t.dK, K + first * 64, dK, int(p.d), lane, key, keys - first, tile.hk);
+    leave<Bc>(maps.dV, t.dV, V + first * 64, dV, int(p.d), lane, key, keys - first, tile.hk);
+    if (lane == 0) {
+      tma_commit();
+      tma_wait_read();
+    }
+    if (!Tiles::stays) break;
+    fence_async();  // what lanes have read there themselves, too
+    __syncwarp();
+    if (lane == 0) arrive(&shared.KV_free[kv.at]);
   }
 }
 
@@ -314,27 +304,25 @@ __global__ void __launch_bounds__(Tiles::threads, 1)
     hopper_kernel(const __grid_constant__ Maps maps, const __grid_constant__ Problem p,
                   const __grid_constant__ Backward<T> t, const __grid_constant__ List list,
                   const __grid_constant__ Passed passed, float scale) {
-  auto& shared = FA_DYNAMIC_SHARED(Shared<Tiles, T>);
-  const int n = int(blockIdx.x / unsigned(p.Hkv)), hk = int(blockIdx.x % unsigned(p.Hkv));
-  const Work work = list.work[n];
-  if (work.tile < 0) return;  // the host counts tiles that may be needed
+  auto& shared = FA_DYNAMIC_SHARED(Here<Tiles, T>);
   if (threadIdx.x == 0) {
     init(shared.Q_full, shared.Q_free, 4 * Tiles::groups);
     init(shared.dO_full, shared.dO_free, 4 * Tiles::groups);
+    init(shared.tile_full, shared.KV_free, 4 * Tiles::groups);
     fence_barriers();
   }
   __syncthreads();
-  const Place<Tiles::Br> at(p, work, hk, Tiles::Bc);
   if (uniform(threadIdx.x / 128) == 0) {
     give_registers<24>();
     const int warp = uniform(threadIdx.x / 32);
-    if (warp < Tiles::groups && !Tiles::adds_dQ)
-      push(shared, passed, at, warp);
-    else if (warp == Tiles::groups && elected())
-      load(shared, maps, p, passed, at);
+    if (warp == Tiles::groups) {
+      if (elected()) load(shared, maps, p, passed, list);
+    } else if constexpr (!Tiles::adds_dQ) {
+      if (warp < Tiles::groups) push(shared, passed, warp);
+    }
   } else {
     take_registers<240>();
-    compute(shared, maps, p, t, passed, scale, at);
+    compute(shared, maps, p, t, passed, scale);
   }
 }
 
@@ -380,13 +368,15 @@ void launch(const Problem& p, const Backward<T>& t, const List& of_queries, cons
   one.B = 1;
   const Maps maps = maps_of<Tiles::Br, Tiles::Bc>(one, t);
   const auto kernel = hopper_kernel<Tiles, T>;
-  constexpr std::size_t shared_bytes = sizeof(Shared<Tiles, T>);
+  constexpr std::size_t shared_bytes = sizeof(Here<Tiles, T>);
   static_assert(shared_bytes <= most_shared);
   allow_shared_memory(kernel, shared_bytes);
   constexpr int wide = Tiles::D / 64, parts = hopper_tile / 64 * wide;
   if (p.Nq > 0) launch_before(p, t, of_queries, hopper_tile, passed, stream);
-  FA_LAUNCH(kernel, dim3(unsigned(of_keys.most * p.Hkv)), dim3(Tiles::threads), shared_bytes,
-            stream, maps, p, t, of_keys, passed, scale);
+  const std::int64_t tiles = of_keys.most * p.Hkv,
+                     blocks = Tiles::stays ? std::min<std::int64_t>(processors(), tiles) : tiles;
+  FA_LAUNCH(kernel, dim3(unsigned(blocks)), dim3(Tiles::threads), shared_bytes, stream, maps, p, t,
+            of_keys, passed, scale);
   if (p.Nq > 0)
     FA_LAUNCH(after_kernel<T>, dim3(unsigned(of_queries.most * p.Hq * parts)), dim3(128), 0, stream,
               p, t.dQ, of_queries, scale, passed, wide);
@@ -410,8 +400,8 @@ std::string not_for_hopper(const Problem& p, const Backward<T>& t) {
 template <class T>
 void launch_hopper(const Problem& p, const Backward<T>& t, const List& of_queries,
                    const List& of_keys, float scale, const Passed& passed, cudaStream_t stream) {
-  if (p.d <= 64) return launch<Sizes<64>>(p, t, of_queries, of_keys, scale, passed, stream);
-  launch<Sizes<128>>(p, t, of_queries, of_keys, scale, passed, stream);
+  if (p.d <= 64) return launch<Sizes<64, false>>(p, t, of_queries, of_keys, scale, passed, stream);
+  launch<Sizes<128, false>>(p, t, of_queries, of_keys, scale, passed, stream);
 }
 
 #define FA_FOR(T)                                                                                  \

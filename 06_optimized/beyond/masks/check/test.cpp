@@ -1060,7 +1060,7 @@ TEST_F(masks, ScratchIsCounted) {
   EXPECT_EQ(walk::scratch_bytes<float>(p), 2u * 4 * 130 * 4);
   const bool hopper = optimized::device_capability() == 90;
   EXPECT_EQ(walk::scratch_bytes<__half>(p),
-            2u * 4 * 256 * (8 + (hopper ? 64 * 4 : 0)) + (hopper ? 2u * 4 * 4 * 4 : 0));
+            2u * 4 * 256 * (8 + (hopper ? 64 * 4 : 0)) + (hopper ? 2u * 4 * 4 * 4 + 4 : 0));
 }
 
 // ---- what only the CPU can do, or only a GPU ----
