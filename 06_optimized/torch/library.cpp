@@ -156,7 +156,7 @@ dropout::Dropout dropout_of(const Call& c) {
 void walk_forward(const Call& c) {
   with_float_or_half(c, [&]<class T>(T) {
     if (c.kernel == windows)
-      masks::forward(problem_of(c), pattern_of(c), forward_of<T>(c), {stream_of(c), {}});
+      masks::forward(problem_of(c), pattern_of(c), forward_of<T>(c), {stream_of(c), scratch_of(c)});
     else
       dropout::forward(problem_of(c), dropout_of(c), forward_of<T>(c), {stream_of(c), {}});
   });
@@ -287,7 +287,8 @@ std::size_t forward_needs(const Call& c) {
   [[maybe_unused]] std::size_t bytes = 0;
   use_device(c);
 #ifdef FA_TORCH_WALKS
-  if (is_walk(c)) return 0;  // they say themselves what does not fit, before they write
+  // They say themselves what does not fit, before they write. A window's tiles are counted.
+  if (is_walk(c)) return c.kernel == windows ? sizeof(unsigned) : 0;
 #endif
 #if FA_TORCH_HAS(4)
   if (c.stage == 4 && c.dtype == 0) {

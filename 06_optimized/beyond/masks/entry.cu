@@ -142,12 +142,15 @@ void forward(const Problem& p, const Pattern& pattern, const Forward<T>& t,
   check_pattern(p, pattern, false);
   check_tensors(who, p, t);
   check_kernel<T>(p, options.kernel, true);
+  if (options.scratch.data)
+    check_scratch(who, options.scratch, "sizeof(unsigned)", sizeof(unsigned), alignof(unsigned));
   if (p.B == 0 || p.Hq == 0 || p.Nq == 0) return;
   const Pattern window = as_window(p, pattern);
   const float scale = float(p.softmax_scale());
   if constexpr (is_half<T>) {
     if (takes_hopper(p, window, t, options.kernel))
-      launch_hopper(p, window, t, scale, options.stream);
+      launch_hopper(p, window, t, scale, static_cast<unsigned*>(options.scratch.data),
+                    options.stream);
     else
       launch_fa2(p, window, t, scale, options.stream);
   } else {

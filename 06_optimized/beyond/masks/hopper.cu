@@ -70,16 +70,22 @@ struct Shared {
 // Brings tiles as long as there is room for them. K runs one block ahead of V.
 template <class Tiles, class T>
 __device__ void load(Shared<Tiles, T>& shared, const ForwardMaps& maps, const Problem& p,
-                     const Pattern& pattern, const Forward<T>& t, const Order<int>& order) {
+                     const Pattern& pattern, const Forward<T>& t, const Order<int>& order,
+                     unsigned* taken) {
   constexpr int Br = Tiles::Br, Bc = Tiles::Bc;
   Ring<Tiles::Q_buffers> q;
   Ring<Tiles::stages> k, v;
   Ring<1> o;
-  // A round is turned by a third against the one before: else some blocks would always have the
-  // longest tiles of a section, and others the shortest.
+  // Counted, or in rounds, each turned by a third against the one before: else some blocks would
+  // always have the longest tiles of a section, and others the shortest.
   const int blocks = int(gridDim.x);
-  for (int round = 0;; ++round) {
-    const int n = round * blocks + (int(blockIdx.x) + round * (blocks / 3)) % blocks;
+  int round = 0;
+  const auto next = [&] {
+    if (taken) return blocks + int(atomicAdd(taken, 1u));
+    ++round;
+    return round * blocks + (int(blockIdx.x) + round * (blocks / 3)) % blocks;
+  };
+  for (int n = int(blockIdx.x);;) {
     Task<Bc> task(p, pattern, Br, order, n);
     const int hk = int(p.key_head(max(task.h, 0)));
     const auto bring_K = [&](int j) {
@@ -112,6 +118,7 @@ __device__ void load(Shared<Tiles, T>& shared, const ForwardMaps& maps, const Pr
     for (bool first = true; j >= 0; first = false) {
       tiles.next();
       if (tiles.tile >= 0) bring_K(tiles.tile);
+      if (tiles.tile < 0) n = next();  // as late as can be
       bring_V(j, first);
       j = tiles.tile;
     }
@@ -270,7 +277,7 @@ template <class Tiles, class T>
 __global__ void __launch_bounds__(Tiles::threads, 1)
     hopper_kernel(const __grid_constant__ ForwardMaps maps, const __grid_constant__ Problem p,
                   const __grid_constant__ Pattern pattern, const __grid_constant__ Forward<T> t,
-                  const __grid_constant__ Order<int> order, float scale) {
+                  const __grid_constant__ Order<int> order, unsigned* taken, float scale) {
   auto& shared = FA_DYNAMIC_SHARED(Shared<Tiles, T>);
   if (threadIdx.x == 0) {
     init(shared.Q_full, shared.Q_free, 4 * Tiles::groups);
@@ -282,7 +289,7 @@ __global__ void __launch_bounds__(Tiles::threads, 1)
   __syncthreads();
   if (uniform(threadIdx.x / 128) == 0) {
     give_registers<Tiles::loader_registers>();
-    if (threadIdx.x < 32 && elected()) load<Tiles>(shared, maps, p, pattern, t, order);
+    if (threadIdx.x < 32 && elected()) load<Tiles>(shared, maps, p, pattern, t, order, taken);
   } else {
     take_registers<Tiles::registers>();
     compute<Tiles>(shared, maps, p, pattern, t, scale);
@@ -291,7 +298,7 @@ __global__ void __launch_bounds__(Tiles::threads, 1)
 
 template <class Tiles, class T>
 void launch(const Problem& p, const Pattern& pattern, const Forward<T>& t, float scale,
-            cudaStream_t stream) {
+            unsigned* taken, cudaStream_t stream) {
   constexpr std::size_t bytes = sizeof(Shared<Tiles, T>);
   static_assert(bytes <= 227 * 1024);
   const ForwardMaps maps = maps_of(p, t, Tiles::Br, Tiles::Bc);
@@ -304,8 +311,9 @@ void launch(const Problem& p, const Pattern& pattern, const Forward<T>& t, float
   const auto kernel = hopper_kernel<Tiles, T>;
   allow_shared_memory(kernel, bytes);
   const int blocks = std::min(processors(), order.tiles * order.heads);
+  if (taken) FA_CUDA_CHECK(cudaMemsetAsync(taken, 0, sizeof *taken, stream));
   FA_LAUNCH(kernel, dim3(unsigned(blocks)), dim3(Tiles::threads), bytes, stream, maps, p, pattern,
-            t, order, scale);
+            t, order, taken, scale);
 }
 
 }  // namespace
@@ -323,17 +331,17 @@ std::string not_for_hopper(const Problem& p, const Pattern& pattern, const Forwa
 
 template <class T>
 void launch_hopper(const Problem& p, const Pattern& pattern, const Forward<T>& t, float scale,
-                   cudaStream_t stream) {
-  if (p.d > 128) return launch<D256>(p, pattern, t, scale, stream);
-  if (p.d > 64) return launch<D128>(p, pattern, t, scale, stream);
+                   unsigned* taken, cudaStream_t stream) {
+  if (p.d > 128) return launch<D256>(p, pattern, t, scale, taken, stream);
+  if (p.d > 64) return launch<D128>(p, pattern, t, scale, taken, stream);
   if (p.Nq > 1024 && pattern.left + pattern.right >= 1024)
-    return launch<D64>(p, pattern, t, scale, stream);
-  launch<D64Short>(p, pattern, t, scale, stream);
+    return launch<D64>(p, pattern, t, scale, taken, stream);
+  launch<D64Short>(p, pattern, t, scale, taken, stream);
 }
 
-#define FA_FOR(T)                                                                         \
-  template std::string not_for_hopper(const Problem&, const Pattern&, const Forward<T>&); \
-  template void launch_hopper(const Problem&, const Pattern&, const Forward<T>&, float,   \
+#define FA_FOR(T)                                                                                  \
+  template std::string not_for_hopper(const Problem&, const Pattern&, const Forward<T>&);          \
+  template void launch_hopper(const Problem&, const Pattern&, const Forward<T>&, float, unsigned*, \
                               cudaStream_t)
 FA_FOR(__half);
 FA_FOR(__nv_bfloat16);

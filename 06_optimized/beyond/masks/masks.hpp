@@ -77,7 +77,10 @@ enum class Kernel {
 
 struct Options {
   cudaStream_t stream = nullptr;
-  Scratch scratch = {};  // scratch_bytes() of device memory, aligned to 16; the backward's
+  // Of device memory: the backward wants scratch_bytes(), aligned to 16; the forward nothing. But
+  // with four bytes, aligned to 4, hopper counts its tiles, and takes them as SMs come free. What
+  // scratch holds before does not matter; calls that may run at the same time need one each.
+  Scratch scratch = {};
   Kernel kernel = Kernel::best;
   bool deterministic = false;  // hopper's backward, too, has the same bits in every run
 };
@@ -106,7 +109,7 @@ template <class T>
 void backward(const Problem& p, const Pattern& pattern, const Backward<T>& t,
               float* dsinks = nullptr, const Options& options = {});
 template <class T>
-std::size_t scratch_bytes(const Problem& p);  // of the backward; the forward needs none
+std::size_t scratch_bytes(const Problem& p);  // that the backward needs
 
 // Lists in host memory, for whoever copies them to the device.
 struct BlockLists {
@@ -140,7 +143,7 @@ template <class T>
 std::string not_for_hopper(const Problem& p, const Pattern& pattern, const Forward<T>& t);
 template <class T>
 void launch_hopper(const Problem& p, const Pattern& pattern, const Forward<T>& t, float scale,
-                   cudaStream_t stream);
+                   unsigned* taken, cudaStream_t stream);
 template <class T>
 std::string not_for_hopper(const Problem& p, const Pattern& pattern, const Backward<T>& t);
 template <class T>

@@ -128,7 +128,10 @@ __device__ void leave(const CUtensorMap& map, const View<T>& to, T* from, const 
   put<Br>(from, O, lane);
   fence_async();
   __syncwarp();
-  if (const int rows = task.rows - first; rows < 16) {
+  // Said to be uniform. Else, because of the __syncwarp() behind it, ptxas holds that a warp may part
+  // here, and the products' addresses leave the uniform registers: the loop has 548 instructions, not
+  // 475.
+  if (const int rows = uniform(task.rows - first); rows < 16) {
 #pragma unroll 1
     for (int k = lane; k < rows * (n / 4); k += 32) {
       const int r = k / (n / 4), x = k % (n / 4) * 8;
@@ -158,15 +161,6 @@ __device__ void compute(Shared<Tiles, T>& shared, const ForwardMaps& maps, const
   const int row = warp_row + lane / 4;          // the thread's; the other is 8 below
   const bool leader = threadIdx.x % 128 == 0;
   const float c = scale * log2_e;  // exp(scale x) = 2^(c x)
-
-  // Of the two spellings hopper's is not the faster one everywhere: at d = 128, long sequences lose
-  // up to 2 % with it here.
-  const auto weights_of_S = [&](float(&S)[Bc / 2], float(&m)[2], float(&l)[2], float(&alpha)[2]) {
-    if constexpr (D <= 64)
-      fast_softmax<Tiles::branch>(S, c, m, l, alpha);
-    else
-      softmax<Tiles::branch>(S, c, m, l, alpha);
-  };
 
   // The groups issue their products in turn: one's softmax runs under the other's products.
   const auto my_turn = [&] { sync(turn + group, 256); };
@@ -229,7 +223,7 @@ __device__ void compute(Shared<Tiles, T>& shared, const ForwardMaps& maps, const
       wgmma_wait<0>(S);
       if (leader) arrive(&shared.K_free[kv.at]);
       hide_unseen(S, j);
-      weights_of_S(S, m, l, alpha);
+      fast_softmax<Tiles::branch>(S, c, m, l, alpha);
       round_to<T>(P, S);
     }
     if (const int seen = task.length - j * Bc; seen < Bc) {
@@ -243,8 +237,8 @@ __device__ void compute(Shared<Tiles, T>& shared, const ForwardMaps& maps, const
       float S[Bc / 2];
       const Ring<Tiles::stages> before = kv;
       kv.next();
+      my_turn();
       wait(&shared.K_full[kv.at], kv.phase);
-      my_turn();  // behind K, unlike in hopper: 0.9 % faster here
       wgmma_fence();
       multiply_transposed<T, D, Br, Bc>(S, Qi, shared.K[kv.at]);
       wgmma_commit();
@@ -257,7 +251,7 @@ __device__ void compute(Shared<Tiles, T>& shared, const ForwardMaps& maps, const
       wgmma_wait<1>(S);
       if (leader) arrive(&shared.K_free[kv.at]);
       if constexpr (decltype(masked)::value) hide_unseen(S, j);
-      weights_of_S(S, m, l, alpha);
+      fast_softmax<Tiles::branch>(S, c, m, l, alpha);
       wgmma_wait<0>(O);
       if (leader) arrive(&shared.V_free[before.at]);
       if (!Tiles::scale_under_S) scale_rows(O, alpha);

@@ -154,13 +154,18 @@ struct Forwards {
   Meant meant;
   ForwardCase<T> c;
   walk::Kernel kernel = walk::Kernel::best;
+  bool counted = false;  // has hopper scratch to count its tiles in?
 
   Forwards(const Spec& s, const Meant& m) : spec(s), meant(m), c(m.told(s), true) {}
   void run(const Pattern* other = nullptr) {
     const There there(spec.p, meant);
     const Pattern& pattern = other ? *other : there.pattern;
+    const DeviceMemory counter(sizeof(unsigned));
+    FA_CUDA_CHECK(cudaMemset(counter.as<void>(), 0x11, counter.bytes()));
+    walk::Options options{nullptr, {}, kernel};
+    if (counted) options.scratch = counter;
     on_gpu_forward<T>([&](const Problem& p, const Forward<T>& t) {
-      walk::forward(with_mask(p, spec), pattern, as_device<Device<T>>(t), {nullptr, {}, kernel});
+      walk::forward(with_mask(p, spec), pattern, as_device<Device<T>>(t), options);
     })(c.call());
   }
   std::string verdict() { return c.verdict(); }
@@ -378,6 +383,24 @@ TEST_F(masks, HopperByNameWide) {
     f.run();
     EXPECT_EQ(f.verdict(), "") << said(m);
   });
+}
+
+TEST_F(masks, HopperCountsItsTilesWhereItHasScratch) {
+  if (optimized::device_capability() != 90) GTEST_SKIP() << "hopper is for 9.0 alone";
+  const Int N = sized(900, 300);
+  for (Int d : {64, 128, 256})
+    for (const Meant& m : {window(150, 0), window(70, 200, true)}) {
+      std::vector<char> bits[2];
+      for (const bool counted : {false, true}) {
+        Forwards<bf16> f(sized_as(2, 4, 2, N, N - 20, d), m);
+        f.kernel = walk::Kernel::hopper;
+        f.counted = counted;
+        f.run();
+        EXPECT_EQ(f.verdict(), "") << said(m) << ", d = " << d;
+        bits[counted] = f.bits();
+      }
+      EXPECT_EQ(bits[0], bits[1]) << said(m) << ", d = " << d;
+    }
 }
 
 // What an edge may cut, where it has many: tiles of 192 rows, which wide windows get.
@@ -992,6 +1015,11 @@ TEST_F(masks, RefusesInWords) {
                  walk::forward<float>(call.p, {}, t);
                }),
                {"masks: O overlaps Q"});
+
+  expect_words(refusal([&] {
+                 walk::forward<float>(call.p, {}, call.t, {nullptr, {scratch, 2}});
+               }),
+               {"masks needs sizeof(unsigned) = 4 bytes of scratch, got 2"});
 
   const auto why_back = [&](auto change) {
     Problem p = back.p;
