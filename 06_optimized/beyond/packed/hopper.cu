@@ -128,9 +128,9 @@ __device__ void leave(const CUtensorMap& map, const View<T>& to, T* from, const 
   put<Br>(from, O, lane);
   fence_async();
   __syncwarp();
-  // Said to be uniform. Else, because of the __syncwarp() behind it, ptxas holds that a warp may part
-  // here, and the products' addresses leave the uniform registers: the loop has 548 instructions, not
-  // 475.
+  // Said to be uniform. Else, because of the __syncwarp() behind it, ptxas holds that a warp may
+  // part here, and the products' addresses leave the uniform registers: the loop has 548
+  // instructions, not 473.
   if (const int rows = uniform(task.rows - first); rows < 16) {
 #pragma unroll 1
     for (int k = lane; k < rows * (n / 4); k += 32) {
