@@ -92,9 +92,9 @@ struct Options {
   bool block_a_tile = false;
 };
 
-// Device memory that the kernel needs beside its arguments: 4 bytes, to count tiles, for a hopper
-// with a mask; else 0. What it holds before does not matter. Calls that may run at the same time
-// need one each.
+// Device memory that the kernel needs beside its arguments: 4 bytes, to count tiles, for
+// longest_first, and for a hopper with a mask; else 0. What it holds before does not matter. Calls
+// that may run at the same time need one each.
 std::size_t scratch_bytes(const Problem& p, Kernel kernel = Kernel::best);
 
 // Empty, or a sentence that says why `kernel` cannot take this problem on the current GPU.

@@ -36,12 +36,9 @@ for tests in "$build"/0?_*/stage0?_on_gpu_tests "$build"/06_*/stage06_ring_half_
     # The walks: each kernel on a few tiles; and the ring's passes over rows, by ranks that share the GPU.
     list="$list:decode.Tiles:masks.Tiles:scores.Tiles:scores.TilesOfGradients:packed.Tiles:packed.Gradients"
     list="$list:dropout.Tiles:weights.Tiles:masks.HopperByName*:packed.HopperForward:packed.HopperBackward:OnOneGpu.*"
+    list="$list:masks.HopperCounts*:*.HopperWithTallTiles"
   }
   for tool in memcheck racecheck initcheck synccheck; do
-    some=$list
-    # There a task in shared memory is written over when one lane of each warp has arrived, behind __syncwarp().
-    # That the other lanes have read it by then racecheck 2026.4 does not follow, and reports it.
-    [ "$stage-$tool" != 06-racecheck ] || some="$list-masks.HopperByNameWide"
     if [ "$stage-$tool-$follows_mbarriers" = 06-racecheck-no ]; then
       echo "$name: racecheck not run: needs compute-sanitizer 2026.4 or later; see COMPUTE_SANITIZER in $0"
       skipped=$((skipped + 1))
@@ -52,7 +49,7 @@ for tests in "$build"/0?_*/stage0?_on_gpu_tests "$build"/06_*/stage06_ring_half_
     runs=$((runs + 1))
     # shellcheck disable=SC2086
     if FA_REQUIRE_GPU=1 "$sanitizer" --tool "$tool" $barriers --error-exitcode 9 --print-limit 20 \
-      "$tests" --gtest_brief=1 --gtest_filter="$some" >"$build/sanitize.log" 2>&1; then
+      "$tests" --gtest_brief=1 --gtest_filter="$list" >"$build/sanitize.log" 2>&1; then
       echo "$name: $tool clean ($(grep -E 'ERROR SUMMARY|RACECHECK SUMMARY' "$build/sanitize.log" | tail -n 1 | sed 's/=* *//'))"
     else
       echo "$name: $tool FAILED"

@@ -324,6 +324,20 @@ TEST_F(decode, OneOfAllIsMisaligned) {
   });
 }
 
+TEST_F(decode, Fuzz) {
+  std::mt19937_64 engine(20260101);
+  const auto upto = [&](Int n) { return Int(engine() % std::uint64_t(n + 1)); };
+  for (int n = 0; n < int(sized(60, 10)); ++n) {
+    const Int Hkv = 1 + upto(1), Nq = 1 + upto(7), Nk = Nq + upto(180);
+    Spec s = sized_as(1 + upto(2), Hkv * (1 + upto(4)), Hkv, Nq, Nk, 2 + upto(126));
+    s.seed = std::uint64_t(n) + 1;
+    if (upto(2) == 0)
+      for (Int b = 0; b < s.p.B; ++b) s.lengths.push_back(Nq + upto(Nk - Nq));
+    const Int page = upto(1) == 0 ? 0 : Int(16) << upto(3);
+    all_right({s}, {{page, upto(1) == 0, upto(1) == 0, upto(3) > 0}}, {int(1 + upto(6))});
+  }
+}
+
 TEST_F(decode, Scale) {
   std::vector<Spec> specs(3, sized_as(1, 2, 1, 2, 70, 16));
   specs[0].p.scale = 0.7;

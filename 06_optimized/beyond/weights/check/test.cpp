@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <random>
 #include <string>
 #include <type_traits>
 #include <vector>
@@ -443,6 +444,29 @@ TEST_F(weights, AnyScale) {
       all_three(c, s.name());
     }
   });
+}
+
+TEST_F(weights, Fuzz) {
+  std::mt19937_64 engine(20260101);
+  const auto upto = [&](Int n) { return Int(engine() % std::uint64_t(n + 1)); };
+  for (int n = 0; n < int(sized(60, 10)); ++n) {
+    const Int Hkv = 1 + upto(1);
+    Spec s = sized_as(1 + upto(1), Hkv * (1 + upto(2)), Hkv, 1 + upto(90), 1 + upto(150),
+                      2 + upto(126), Causal(upto(2)));
+    s.seed = std::uint64_t(n) + 1;
+    if (upto(2) == 0)
+      for (Int b = 0; b < s.p.B; ++b) s.lengths.push_back(upto(s.p.Nk));
+    const Int i0 = upto(s.p.Nq - 1), rows = 1 + upto(s.p.Nq - 1 - i0);
+    const Int j0 = upto(s.p.Nk - 1), keys = 1 + upto(s.p.Nk - 1 - j0);
+    const int k = int(1 + upto(15));
+    each_type([&]<class T>(T) {
+      Case<T> c(s);
+      const std::string what = s.name() + ", " + std::to_string(sizeof(T)) + " bytes";
+      EXPECT_EQ(c.check_tile({i0, rows, j0, keys}), "") << what;
+      EXPECT_EQ(c.check_largest(i0, rows, k), "") << what;
+      EXPECT_EQ(c.check_sums(), "") << what;
+    });
+  }
 }
 
 TEST_F(weights, LengthsOutsideAreClamped) {
