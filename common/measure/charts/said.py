@@ -254,7 +254,11 @@ class Page:
                      if line.startswith(str(begin))]
             if len(found) != 1 or not isinstance(column, (int, float)) or not 1 <= column <= len(found[0]):
                 raise BadMark(f"{len(found)} lines of {file} begin with '{begin}', or there is no column {column}")
-            return float(found[0][int(column) - 1].rstrip("x%"))
+            word = found[0][int(column) - 1]
+            try:
+                return float(word.rstrip("x%"))
+            except ValueError:
+                raise BadMark(f"column {column} of '{begin}' is '{word}', not a number") from None
         raise BadMark(f"no '{name}' with {len(words)} words; the words are listed at the top of said.py")
 
     def value(self, rule: str, record: str) -> float:

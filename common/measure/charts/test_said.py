@@ -66,7 +66,7 @@ class Small(InFolder):
         (self.page.parent / "check" / "mutants.txt").write_text(
             "a: x.cpp\nsymptom: s\n- x\nkills: S.T\n\nb: x.cpp\nsymptom: s\n- y\nkills: S.T\n")
         for name, text in (("x.cpp", "a\nb\nc\n"), ("y.cpp", "a\nB\n  c\nd\n"),
-                           ("w.cu", "a  // one\n\n// two\n  b\nc\nd\n"), ("note.txt", "N 1   7.0  1.25x\n")):
+                           ("w.cu", "a  // one\n\n// two\n  b\nc\nd\n"), ("note.txt", "N 1   7.0  1.25x | 8\n")):
             (self.page.parent / name).write_text(text)
 
     def check(self, text: str, *words: str, place: str = "01_new/README.md") -> tuple[int, str]:
@@ -113,7 +113,8 @@ class Small(InFolder):
                             'lines("z.cpp")': "no file z.cpp", 'line("x.cpp", "d")': "0 lines of",
                             'line("y.cpp", "")': "4 lines of", "least(3)": "of measured rows", "new": "none of its",
                             "least(ms(new)) / ms(new)": "fits 2 rows", 'noted("note.txt", "N 2", 1)': "0 lines",
-                            'noted("note.txt", "N 1", 9)': "no column", "mib(old, N=1)": "no counter 'extra_bytes'",
+                            'noted("note.txt", "N 1", 9)': "no column", 'noted("note.txt", "N 1", 3)': "is '|', not a number",
+                             "mib(old, N=1)": "no counter 'extra_bytes'",
                             "ms(new, N=1) - ms(new)": "no round in common", "1e999": "is inf",
                             "True": "none of its"}.items():
             code, said_words = self.check(f"Say\n7<!-- = {rule} -->")
