@@ -139,7 +139,7 @@ struct BackwardScratch : Pieces {
     passed.D = take<float>(p.Hq * passed.rows);
     if (is_half<T>) passed.LSE2 = take<float>(p.Hq * passed.rows);
     if (hopper) passed.dQ = take<float>(p.Hq * passed.rows * Passed::padded(p.d));
-    passed.taken = reinterpret_cast<unsigned*>(offsets + 2 * (p.B + 1));
+    if (data) passed.taken = reinterpret_cast<unsigned*>(offsets + 2 * (p.B + 1));
   }
 };
 
