@@ -19,7 +19,6 @@
 #include "06_optimized/backward/shapes.cuh"
 #include "06_optimized/backward/steps.cuh"
 #include "06_optimized/beyond/packed/sequence.cuh"
-#include "06_optimized/ptx/add.cuh"
 #include "06_optimized/ptx/mma.cuh"
 #include "06_optimized/ptx/tma.cuh"
 #include "06_optimized/ptx/wgmma.cuh"
