@@ -1,5 +1,6 @@
 // From the public face to the kernels: check the arguments, make windows of causal masks, launch.
 #include <algorithm>
+#include <optional>
 #include <string>
 #include <type_traits>
 
@@ -108,6 +109,17 @@ bool takes_hopper(const Problem& p, const Pattern& window, const Tensors& t, Ker
   return why_not.empty();
 }
 
+// The mask that the pattern comes to, where a problem has it without a pattern: the stage's own
+// kernels take it, which ask nobody who sees whom. Of a pattern as as_window() leaves it.
+std::optional<Causal> plain_mask(const Problem& p, const Pattern& m) {
+  if (m.sinks || m.prefix || m.query_documents || m.keys.offsets) return {};
+  const std::int64_t offset = m.top_left ? 0 : p.Nk - p.Nq;
+  if (m.left < p.Nq - 1 + offset && m.first < p.Nk) return {};  // it hides keys on the left
+  if (m.right >= p.Nk - 1 - offset) return Causal::none;
+  if (m.right > 0) return {};
+  return m.top_left ? Causal::top_left : Causal::bottom_right;
+}
+
 std::int64_t rows_of_a_head(const Problem& p, bool half) {
   return half ? optimized::Passed::padded_rows(p.Nq) : p.Nq;
 }
@@ -148,6 +160,14 @@ void forward(const Problem& p, const Pattern& pattern, const Forward<T>& t,
   const Pattern window = as_window(p, pattern);
   const float scale = float(p.softmax_scale());
   if constexpr (is_half<T>) {
+    if (const auto mask = plain_mask(p, window); mask && options.kernel == Kernel::best) {
+      Problem plain = p;
+      plain.causal = *mask;
+      if (options.scratch.data || optimized::scratch_bytes(plain) == 0) {
+        optimized::forward(plain, t, {.stream = options.stream, .scratch = options.scratch});
+        return;
+      }
+    }
     if (takes_hopper(p, window, t, options.kernel))
       launch_hopper(p, window, t, scale, static_cast<unsigned*>(options.scratch.data),
                     options.stream);
@@ -193,6 +213,16 @@ void backward(const Problem& p, const Pattern& pattern, const Backward<T>& t, fl
   if (p.B == 0 || p.Hkv == 0) return;
 
   const Pattern window = as_window(p, pattern);
+  if constexpr (is_half<T>)
+    if (const auto mask = plain_mask(p, window); mask && options.kernel == Kernel::best) {
+      Problem plain = p;
+      plain.causal = *mask;
+      optimized::backward(plain, t,
+                          {.deterministic = options.deterministic,
+                           .stream = options.stream,
+                           .scratch = options.scratch});
+      return;
+    }
   const float scale = float(p.softmax_scale());
   Statistics s{};
   s.rows = rows_of_a_head(p, is_half<T>);

@@ -70,7 +70,7 @@ struct Pattern {
 // and lists, for d a multiple of 8 (in the backward at most 128) and tensors whose addresses and
 // strides are multiples of 16 bytes.
 enum class Kernel {
-  best,  // hopper if it can run, else fa2
+  best,  // hopper if it can run, else fa2; the stage's own kernel for what a Problem can say
   fa2,   // and for the backward swizzle: all there is, compute capability 8.0 and later
   hopper
 };
@@ -78,7 +78,8 @@ enum class Kernel {
 struct Options {
   cudaStream_t stream = nullptr;
   // Of device memory: the backward wants scratch_bytes(), aligned to 16; the forward nothing. But
-  // with four bytes, aligned to 4, hopper counts its tiles, and takes them as SMs come free. What
+  // with four bytes, aligned to 4, hopper counts its tiles, and takes them as SMs come free; and a
+  // pattern that comes to a plain causal mask gets the stage's kernel, which wants them, too. What
   // scratch holds before does not matter; calls that may run at the same time need one each.
   Scratch scratch = {};
   Kernel kernel = Kernel::best;

@@ -808,6 +808,74 @@ TEST_F(masks, WhatHidesNothingIsThePlainHopper) {
     }
 }
 
+// Left to itself, the walk then takes the stage's kernel, which asks nobody who sees whom. With d = 136
+// its tiles have other widths than the walk's own, so that its sums differ.
+TEST_F(masks, WhatHidesNothingTakesThePlainKernel) {
+  struct {
+    const char* what;
+    Causal causal;
+    Meant m;
+  } const cases[] = {
+      {"no pattern", Causal::bottom_right, {}},
+      {"a window as wide as N", Causal::none, window(169, 169)},
+      {"a window that looks back", Causal::none, window(169, 0)},
+      {"a window that looks back, and a mask", Causal::top_left, window(169, no_limit)},
+      {"all first tokens stay", Causal::bottom_right, window(3, no_limit, false, 170)}};
+  for (const auto& [what, causal, m] : cases) {
+    const bool looks_back = m.right == 0 && causal == Causal::none;
+    const Spec s = sized_as(1, 2, 1, 70, 170, 136, causal, {160});
+    const Spec of_plain =
+        sized_as(1, 2, 1, 70, 170, 136, looks_back ? Causal::bottom_right : causal, {160});
+    Forwards<bf16> ours(s, m), by_name(s, m);
+    ours.counted = true;
+    ours.run();
+    ForwardCase<bf16> plain(of_plain, true);
+    on_gpu_forward<bf16>([](const Problem& p, const Forward<bf16>& t) {
+      const DeviceMemory scratch(sizeof(unsigned));
+      optimized::Options options;
+      options.scratch = scratch;
+      optimized::forward(p, as_device<__nv_bfloat16>(t), options);
+      FA_CUDA_CHECK(cudaDeviceSynchronize());
+    })(plain.call());
+    EXPECT_EQ(differs(ours.c.O, plain.O), "") << what << ", O";
+    EXPECT_EQ(differs(ours.c.LSE, plain.LSE), "") << what << ", LSE";
+    if (optimized::device_capability() == 90) {
+      by_name.kernel = walk::Kernel::hopper;
+      by_name.run();
+      EXPECT_NE(differs(by_name.c.O, plain.O), "") << what << ", by name";
+    }
+
+    BackwardCase<bf16> theirs(of_plain);
+    on_gpu_backward<bf16>([](const Problem& p, const Backward<bf16>& t) {
+      optimized::BackwardOptions options;
+      options.deterministic = true;
+      const DeviceMemory scratch(optimized::backward_scratch_bytes(p, options));
+      options.scratch = scratch;
+      optimized::backward(p, as_device<__nv_bfloat16>(t), options);
+      FA_CUDA_CHECK(cudaDeviceSynchronize());
+    })(theirs.call());
+    Backwards<bf16> mine(s, m);
+    mine.deterministic = true;
+    mine.run();
+    EXPECT_EQ(differs(mine.c.dQ, theirs.dQ), "") << what << ", dQ";
+    EXPECT_EQ(differs(mine.c.dK, theirs.dK), "") << what << ", dK";
+    EXPECT_EQ(differs(mine.c.dV, theirs.dV), "") << what << ", dV";
+  }
+}
+
+// One key less hides a fifth of a row.
+TEST_F(masks, WhatHidesOneKeyIsNotPlain) {
+  for (const Meant& m : {window(3, 4), window(4, 3), window(0, 4, false, 4), window(3, 0)}) {
+    Forwards<bf16> f(sized_as(1, 1, 1, 5, 5, 24), m);
+    f.counted = true;
+    f.run();
+    EXPECT_EQ(f.verdict(), "") << said(m);
+    Backwards<bf16> b(sized_as(1, 1, 1, 5, 5, 24), m);
+    b.run();
+    EXPECT_EQ(b.verdict(), "") << said(m);
+  }
+}
+
 // A document alone gives what it gives among others.
 TEST_F(masks, ADocumentIsAProblemOfItsOwn) {
   each_type([]<class T>(T) {
