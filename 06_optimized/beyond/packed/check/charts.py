@@ -79,7 +79,7 @@ def table(rows: Sequence[Row], device: str) -> Table:
     for kind, kernel, suffix in ((kind, *one) for kind, kernels in KERNELS.items() for one in kernels.items()):
         for row in sorted(of(rows, kind=kind, who=f"ours{suffix}"), key=lambda row: (row["d"], row["tokens"])):
             here = of(rows, kind=kind, d=row["d"], tokens=row["tokens"], lengths=row["lengths"])
-            even = of(rows, kind=kind, d=row["d"], tokens=row["tokens"], lengths="equal", who=f"padded{suffix}")
+            even = of(here, who=f"even{suffix}") or of(here, lengths="equal", who=f"padded{suffix}")
 
             def beside(who: str, row: Row = row, here: Sequence[Row] = here, suffix: str = suffix) -> str:
                 if suffix and who.startswith("ours"):
@@ -87,11 +87,11 @@ def table(rows: Sequence[Row], device: str) -> Table:
                 found = of(here, who=who + (suffix if who == "padded" else ""))
                 return f"{ratio(row, found[0]):.2f}" if found else "–"
 
-            share = f"{100 * speed(row).mid / speed(even[0]).mid:.0f} %" if even else "–"
+            share = f"{100 * ratio(row, even[0]) * row['pairs'] / even[0]['pairs']:.0f} %" if even else "–"
             lines.append([f"{kind}, {kernel}, {row['d']}", f"{row['tokens']:,}", LENGTHS[row["lengths"]],
                           str(row["sequences"]), f"{row['longest']:,}", f"{speed(row).mid:.0f}", share,
                           *map(beside, others)])
     return Table("packed", ["pass, kernel, d", "tokens", "lengths", "sequences", "longest", "TFLOP/s", "of equal ones",
                             *others.values()], lines, PAGE,
-                 f"Medians on {device}. *Of equal ones*: of the speed of the kernels that the walk comes from, with a batch of "
-                 "equal lengths. From there on: multiples of speed.")
+                 f"Medians on {device}. *Of equal ones*: of the speed of the kernels that the walk comes from, with equal "
+                 "lengths that have as many tokens and pairs. From there on: multiples of speed.")

@@ -7,7 +7,8 @@
 Needs PyTorch and a GPU. bf16, causal, 16 heads of d = 128 and 64; 16,384 and 131,072 tokens, forward and backward. Four
 distributions of lengths share the same number of tokens: all equal; uniform from 1 to twice the mean; a long tail
 (log-normal); one sequence of half the tokens and many of 128. Ours runs with the order of tiles that it chooses, by
-`hopper`, and by `fa2` and `swizzle`; in the forward `fa2` also with each of the three orders. Beside it: the batch padded
+`hopper`, and by `fa2` and `swizzle`; in the forward `fa2` also with each of the three orders. Beside it: the same kernels
+of the ladders with a batch of equal lengths that has as many tokens and, to a few percent, as many pairs; the batch padded
 to its longest sequence by the same kernels of the ladders with key lengths, where it fits into memory and time (to pack
 and to pad is not counted); FlashAttention-2 for variable lengths, as PyTorch has it, and FlashAttention-3 with --fa3,
 both of which are told the longest length, as ours is told the offsets; and at one setting FlexAttention with a mask of documents (--flex 0: without).
@@ -30,7 +31,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -98,6 +99,13 @@ def pairs_of(lengths: Sequence[int]) -> int:
     return sum(n * (n + 1) // 2 for n in lengths)
 
 
+def even_lengths(lengths: Sequence[int]) -> list[int]:
+    """Equal lengths with as many tokens, but for a few, and as many pairs: in n tokens of a sequence n + 1 pairs share 2."""
+    tokens = sum(lengths)
+    count = max(1, round(tokens / (2 * pairs_of(lengths) / tokens - 1)))
+    return [tokens // count] * count
+
+
 class Tensors:
     """Inputs, places for the results, and what they should be at some tokens."""
 
@@ -155,6 +163,7 @@ class Contender:
     launch: Callable[[], None]  # on the current stream
     result: Callable[[int, int, int], Sequence[torch.Tensor]]
     clear: Callable[[], None] = lambda: None  # NaN where the results go
+    tensors: Tensors | None = None  # its own, if it does not share those of the setting
     notes: Row = field(default_factory=dict)
     ms: list[float] = field(default_factory=list)
 
@@ -266,7 +275,19 @@ class Library:
             call.stream = torch.cuda.current_stream().cuda_stream
             complain(function(ctypes.byref(call)))
         return Contender(name, launch, lambda b, i, h: [X[b * N + i, h] for X in results], fill_nan(*results),
-                         {"padded_to": N})
+                         notes={"padded_to": N})
+
+    def even(self, t: Tensors, name: str, kernel: int = FA2) -> Contender:
+        """Equal lengths with as many tokens and, nearly, pairs, by the kernels that know no offsets."""
+        s = t.setting
+        lengths = even_lengths(t.lengths)
+        own = Tensors(replace(s, tokens=sum(lengths)), lengths, f"even {s}")
+        if s.kind == "backward":
+            self.forward(own)
+        c = self.padded(own, name, kernel)
+        c.tensors = own
+        c.notes = {"sequences": len(lengths), "longest": lengths[0], "pairs": pairs_of(lengths)}
+        return c
 
 
 # ---------------------------------------------------------------- the others
@@ -361,6 +382,9 @@ def contenders(library: Library, fa3: Library | None, t: Tensors, with_flex: boo
     yield "ours_hopper", lambda: library.contender(t, "ours_hopper", 0, HOPPER)
     yield "padded_hopper", lambda: library.padded(t, "padded_hopper", HOPPER)
     yield "padded", lambda: library.padded(t)
+    if len(set(t.lengths)) > 1:  # else that is `padded`
+        yield "even_hopper", lambda: library.even(t, "even_hopper", HOPPER)
+        yield "even", lambda: library.even(t, "even")
     yield "fa2_varlen", lambda: varlen(t)
     if fa3:
         yield "fa3", lambda: fa3.contender(t, "fa3", 0)
@@ -383,7 +407,7 @@ def measured(library: Library, s: Setting, options: argparse.Namespace, with_fle
     for name, make in contenders(library, options.fa3, t, with_flex):
         try:
             c = make()
-            error = once(c, t)
+            error = once(c, c.tensors or t)
             if not error < ALLOWED[s.kind]:
                 raise Failed(f"wrong before timing: relative error {error:.3g}")
             milliseconds(c, options.block)
@@ -396,13 +420,13 @@ def measured(library: Library, s: Setting, options: argparse.Namespace, with_fle
         for c in random.sample(good, len(good)):
             c.ms.append(milliseconds(c, options.block))
     for c in good:
-        error = once(c, t)
+        error = once(c, c.tensors or t)
         if not error < ALLOWED[s.kind]:
             rows.append(base | {"who": c.name, "failed": f"wrong after timing: relative error {error:.3g}"})
             continue
         rows.append(base | {"who": c.name} | c.notes
                     | {"ms": [float(f"{x:.5g}") for x in c.ms],
-                       "TFLOP_per_s": round(1e-9 * flop(s, pairs) / statistics.median(c.ms), 1)})
+                       "TFLOP_per_s": round(1e-9 * flop(s, c.notes.get("pairs", pairs)) / statistics.median(c.ms), 1)})
     return rows
 
 
