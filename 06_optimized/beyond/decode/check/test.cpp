@@ -452,6 +452,17 @@ TEST_F(decode, SixteenWarps) {
   }
 }
 
+// Of these the least, for tools that are slow: two parts, of which the second has few keys.
+TEST_F(decode, PairsOfSixteenWarps) {
+  const Int heads = processors() / 2;
+  for (Int d : {24, 72}) {
+    Case<half> c(sized_as(1, heads, heads, 1, 520, d, {300}), {32, true, true});
+    EXPECT_EQ(walk::shape<__half>(c.meant.p).keys, 256) << d;
+    EXPECT_EQ(c.run(2), 2);
+    EXPECT_EQ(c.verdict(), "") << d;
+  }
+}
+
 // As many heads as five blocks an SM take, and one more: then it may be six. All keys, or parts.
 TEST_F(decode, FiveBlocksOrSix) {
   const Int slots = 5 * processors();
