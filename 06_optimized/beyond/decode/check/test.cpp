@@ -456,10 +456,13 @@ TEST_F(decode, SixteenWarps) {
 TEST_F(decode, PairsOfSixteenWarps) {
   const Int heads = processors() / 2;
   for (Int d : {24, 72}) {
-    Case<half> c(sized_as(1, heads, heads, 1, 520, d, {300}), {32, true, true});
+    const Spec s = sized_as(1, heads, heads, 1, 520, d, {300});
+    Case<half> c(s, {32, true, true}), whole(s, {});
     EXPECT_EQ(walk::shape<__half>(c.meant.p).keys, 256) << d;
     EXPECT_EQ(c.run(2), 2);
     EXPECT_EQ(c.verdict(), "") << d;
+    whole.run(2);
+    EXPECT_TRUE(c.bits() == whole.bits()) << "pages change bits, d = " << d;
   }
 }
 
