@@ -350,9 +350,9 @@ TEST_F(decode, Scale) {
   EXPECT_EQ(negative.verdict(), "");
 }
 
-// However the keys are split, the sum is the same; a part more than there are tiles is empty. Caches
-// of less than a tile, of fewer tiles than parts and of more, of one length and of several, and all
-// parts from 1 to 64, and beyond; on the CPU each cache meets some of them, each in one type.
+// However the keys are split, the sum is the same; a part more than there are tiles is empty.
+// Caches of less than a tile, of fewer tiles than parts and of more, of one length and of several,
+// and all parts from 1 to 64, and beyond; on the CPU each cache meets some of them, each in a type.
 TEST_F(decode, AnyNumberOfParts) {
   const struct {
     Spec spec;
