@@ -1,5 +1,5 @@
-"""06's walks stay a short way from the kernels that they come from, and the structs that their benchmarks hand to C have
-the fields of the C code. No GPU, no PyTorch."""
+"""06's walks stay a short way from the kernels that they come from, and the structs that their benchmarks hand to C
+have the fields of the C code. No GPU, no PyTorch."""
 
 from __future__ import annotations
 
