@@ -1,4 +1,5 @@
-"""The benchmarks of 06's walks hand structs to C: their fields must be those of the C code. No GPU, no PyTorch."""
+"""06's walks stay a short way from the kernels that they come from, and the structs that their benchmarks hand to C
+have the fields of the C code. No GPU, no PyTorch."""
 
 from __future__ import annotations
 
@@ -11,7 +12,17 @@ from pathlib import Path
 from types import ModuleType
 from unittest import mock
 
-BEYOND = Path(__file__).resolve().parents[2] / "06_optimized" / "beyond"
+ROOT = Path(__file__).resolve().parents[2]
+BEYOND = ROOT / "06_optimized" / "beyond"
+sys.path.insert(0, str(ROOT / "common" / "measure" / "charts"))
+
+from said import changed  # noqa: E402
+
+# Where a walk begins, and how many lines of code may come: its idea, and not much else.
+PARENTS = {"tiled.cu": ROOT / "04_cuda_forward" / "tiled.cu", "fa2.cu": ROOT / "06_optimized" / "forward" / "fa2.cu"}
+MAY_COME = 60
+# Those that take more, each for a reason that its page gives. They may shrink.
+MORE_MAY_COME = {"decode/fa2.cu": 200, "weights/fa2.cu": 180}
 KINDS = {"std::int64_t": ctypes.c_int64, "std::uint64_t": ctypes.c_uint64, "double": ctypes.c_double,
          "void": ctypes.c_void_p}
 
@@ -45,6 +56,20 @@ def struct_of(folder: Path) -> list[tuple[str, type]] | None:
                 fields += [(name, KINDS[kind]) for name in re.findall(r"\w+", names)]
             return fields
     return None
+
+
+class Steps(unittest.TestCase):
+    def test_every_walk_is_short(self) -> None:
+        walks = sorted(readme.parent for readme in BEYOND.glob("*/README.md"))
+        self.assertGreaterEqual(len(walks), 6)
+        for walk in walks:
+            for name, parent in PARENTS.items():
+                file = f"{walk.name}/{name}"
+                with self.subTest(file=file):
+                    _, come = changed(parent, walk / name, space=False, code=True)
+                    self.assertLessEqual(come, MORE_MAY_COME.get(file, MAY_COME))
+                    if file in MORE_MAY_COME:
+                        self.assertGreater(come, MAY_COME, "is no exception any more")
 
 
 class Calls(unittest.TestCase):

@@ -351,13 +351,40 @@ TEST_F(decode, Scale) {
 }
 
 // However the keys are split, the sum is the same; a part more than there are tiles is empty.
+// Caches of less than a tile, of fewer tiles than parts and of more, of one length and of several,
+// and all parts from 1 to 64, and beyond; on the CPU each cache meets some of them, each in a type.
 TEST_F(decode, AnyNumberOfParts) {
-  each_type([]<class T>(T) {
-    Case<T> c(sized_as(2, 2, 1, 2, 600, 16, {600, 100}), {16});
-    for (int parts : {1, 2, 3, 5, 8, 19, 64, 65, 200}) {
-      EXPECT_EQ(c.run(parts), parts);
-      EXPECT_EQ(c.verdict(), "") << parts << " parts, " << sizeof(T) << " bytes";
+  const struct {
+    Spec spec;
+    Kept kept;
+  } caches[] = {{sized_as(1, 1, 1, 1, 1, 16), {}},
+                {sized_as(2, 2, 1, 2, 40, 24, {40, 3}), {16}},
+                {sized_as(1, 2, 1, 1, 65, 13), {}},
+                {sized_as(1, 3, 1, 4, 130, 128, {129}), {32, true, true}},
+                {sized_as(2, 2, 1, 2, 600, 16, {600, 100}), {16}},
+                {sized_as(1, 1, 1, 3, 1100, 72), {256, true, true}}};
+  std::vector<int> counts = {1, 2, 3, 7, 16, 33, 63, 64, 65};
+  if (sized(64, 0) == 64) {
+    counts.resize(65);
+    std::iota(counts.begin(), counts.end(), 1);
+  }
+  counts.push_back(200);
+  std::size_t type = 0, cache = 0;
+  each_type([&]<class T>(T) {
+    cache = 0;
+    for (const auto& [spec, kept] : caches) {
+      Case<T> c(spec, kept);
+      for (std::size_t n = 0; n < counts.size(); ++n) {
+        const int parts = counts[n];
+        if (parts > 1 && !meets(cache + n, type)) continue;
+        if (parts > 64 && spec.p.Nk != 600) continue;
+        EXPECT_EQ(c.run(parts), parts);
+        EXPECT_EQ(c.verdict(), "")
+            << parts << " parts, " << spec.name() << ", " << sizeof(T) << " bytes";
+      }
+      ++cache;
     }
+    ++type;
   });
 }
 
@@ -422,6 +449,20 @@ TEST_F(decode, SixteenWarps) {
         EXPECT_EQ(taken, parts == 0 ? wanted : parts);
       }
     }
+  }
+}
+
+// Of these the least, for tools that are slow: two parts, of which the second has few keys.
+TEST_F(decode, PairsOfSixteenWarps) {
+  const Int heads = processors() / 2;
+  for (Int d : {24, 72}) {
+    const Spec s = sized_as(1, heads, heads, 1, 520, d, {300});
+    Case<half> c(s, {32, true, true}), whole(s, {});
+    EXPECT_EQ(walk::shape<__half>(c.meant.p).keys, 256) << d;
+    EXPECT_EQ(c.run(2), 2);
+    EXPECT_EQ(c.verdict(), "") << d;
+    whole.run(2);
+    EXPECT_TRUE(c.bits() == whole.bits()) << "pages change bits, d = " << d;
   }
 }
 

@@ -170,7 +170,9 @@ struct Case {
   // Against a sort of P: of keys whose weights are nearly equal either may come first, but the
   // weight that is said must be that of the key that is said.
   std::string check_largest(Int i0, Int rows, int k, const Layout& layout = {}) {
-    const Best best = largest(i0, rows, k, layout);
+    return verdict(largest(i0, rows, k, layout), i0, rows, k);
+  }
+  std::string verdict(const Best& best, Int i0, Int rows, int k) const {
     std::string text = fault;
     const Array places(meant.p.B, meant.p.Hq, rows, 1);
     places.for_each([&](Int b, Int h, Int r, Int) {
@@ -212,8 +214,8 @@ struct Case {
     fault += out.written_outside();
     return out;
   }
-  std::string check_sums() {
-    const Buffer<float> out = sums();
+  std::string check_sums() { return verdict_of_sums(sums()); }
+  std::string verdict_of_sums(const Buffer<float>& out) const {
     Comparison c("sums");
     out.for_each([&](Int b, Int h, Int j, Int) {
       double want = 0;
@@ -750,6 +752,74 @@ TEST_F(weights, ATileOfMoreThanTwoToThe31) {
       for (Int j = 0; j < 70; ++j)
         EXPECT_NEAR(row[j], c.P.at(0, 0, i, j), c.tolerance(c.P.at(0, 0, i, j))) << i;
     }
+  });
+}
+
+// Rows of Q and K 2^22 numbers apart, and so those of the lists: the last ones lie beyond 2^31.
+TEST_F(weights, LargestAndSumsBeyondTwoToThe31) {
+  constexpr Int d = 16, apart = Int(1) << 22, N = 600;
+  constexpr int k = 5;
+  const std::size_t bytes = std::size_t(N * apart) * sizeof(float);
+  if (free_device_bytes() < 3. * double(bytes)) GTEST_SKIP() << "needs " << 3 * bytes << " bytes";
+  const DeviceMemory inputs(bytes), lists(bytes), numbers(bytes);
+  each_type([&]<class T>(T) {
+    using D = Device<T>;
+    Case<T> c(sized_as(1, 1, 1, N, N, d, Causal::top_left));
+    D* const rows = inputs.as<D>();
+    float* const P = lists.as<float>();
+    std::int32_t* const keys = numbers.as<std::int32_t>();
+    const auto to = cudaMemcpyHostToDevice, back = cudaMemcpyDeviceToHost;
+    for (Int i = 0; i < N; ++i) {
+      D* const row = rows + i * apart;
+      FA_CUDA_CHECK(cudaMemcpy(row, &c.meant.Q.at(0, 0, i), d * sizeof(D), to));
+      FA_CUDA_CHECK(cudaMemcpy(row + d, &c.meant.K.at(0, 0, i), d * sizeof(D), to));
+    }
+    Buffer<float> sums(1, 1, N, 1);
+    c.on_gpu({sums.storage()}, [&](const Problem& p, const auto& in, const DeviceCopy& copy) {
+      auto far = in;
+      far.Q = {rows, 0, 0, apart};
+      far.K = {rows + d, 0, 0, apart};
+      walk::largest(p, far, 0, N, k, {P, 0, 0, apart}, {keys, 0, 0, apart});
+      walk::column_sums(p, far, copy.at(sums.view()).data);
+    });
+    typename Case<T>::Best best{Buffer<float>(1, 1, N, k), Buffer<std::int32_t>(1, 1, N, k)};
+    for (Int i = 0; i < N; ++i) {
+      FA_CUDA_CHECK(cudaMemcpy(&best.P.at(0, 0, i), P + i * apart, k * sizeof(float), back));
+      FA_CUDA_CHECK(cudaMemcpy(&best.keys.at(0, 0, i), keys + i * apart, k * sizeof *keys, back));
+    }
+    EXPECT_EQ(c.verdict(best, 0, N, k), "") << sizeof(T) << " bytes";
+    EXPECT_EQ(c.verdict_of_sums(sums), "") << sizeof(T) << " bytes";
+  });
+}
+
+// More sums than 2^31. All scores are 0, so that a weight is exp(-L) of its head.
+TEST_F(weights, MoreThanTwoToThe31Sums) {
+  constexpr Int heads = 520, Nk = Int(1) << 22, d = 8;
+  const std::size_t bytes = std::size_t(heads * Nk) * sizeof(float);
+  const DeviceMemory zeros(std::size_t(Nk * d) * sizeof(float)), of_heads(heads * sizeof(float));
+  if (free_device_bytes() < double(bytes)) GTEST_SKIP() << "needs " << bytes << " bytes";
+  const DeviceMemory memory(bytes);
+  FA_CUDA_CHECK(cudaMemset(zeros.as<void>(), 0, zeros.bytes()));
+  std::vector<float> L(heads);
+  for (Int h = 0; h < heads; ++h) L[std::size_t(h)] = 0.01f * float(h) - 2;
+  FA_CUDA_CHECK(
+      cudaMemcpy(of_heads.as<void>(), L.data(), of_heads.bytes(), cudaMemcpyHostToDevice));
+  each_type([&]<class T>(T) {
+    using D = Device<T>;
+    FA_CUDA_CHECK(cudaMemset(memory.as<void>(), 0xff, bytes));  // NaN
+    const Problem p = sized_as(1, heads, 1, 1, Nk, d).p;
+    const walk::Inputs<D> in{contiguous<const D>(zeros.as<D>(), heads, 1, d),
+                             contiguous<const D>(zeros.as<D>(), 1, Nk, d), of_heads.as<float>()};
+    walk::column_sums(p, in, memory.as<float>());
+    FA_CUDA_CHECK(cudaDeviceSynchronize());
+    for (Int h : {Int(0), Int(511), Int(512), heads - 1})
+      for (Int j : {Int(0), Nk / 2 + 1, Nk - 1}) {
+        float sum = 0;
+        FA_CUDA_CHECK(
+            cudaMemcpy(&sum, memory.as<float>() + h * Nk + j, sizeof sum, cudaMemcpyDeviceToHost));
+        const double want = std::exp(-double(L[std::size_t(h)]));
+        EXPECT_NEAR(sum, want, 1e-5 * want) << h << " " << j << ", " << sizeof(T) << " bytes";
+      }
   });
 }
 #endif
