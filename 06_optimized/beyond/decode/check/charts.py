@@ -26,7 +26,7 @@ def charts() -> list[Chart | Table]:
     rows = [row for row in data["rows"] if "ms" in row]
     device, roof = data["context"]["device"], data["roof"]["GB_per_s"]
     said = f"{device} · bf16 · bytes: those of K and V, each read once"
-    return [context(rows, said, roof), parts(rows, said, roof), table(rows, device, roof)]
+    return [context(rows, said, roof), parts(rows, said, roof), table(rows, device, roof), queries(rows, device)]
 
 
 def of(rows: Sequence[Row], **where: object) -> list[Row]:
@@ -96,3 +96,23 @@ def table(rows: Sequence[Row], device: str, roof: float) -> Table:
                             *(f"/ {label.split(',')[0]}" for label in others.values())], lines, PAGE,
                  f"Medians on {device}, which reads {roof:,.0f} GB/s. From */ as many bytes* on: multiples of speed; "
                  "*as many bytes* is a kernel that reads them, and nothing else.")
+
+
+def queries(rows: Sequence[Row], device: str) -> Table:
+    """What more queries take, and the keys that come with them: in percent of the time, round by round."""
+    lines = []
+    for row in of(rows, kind="queries", who="ours"):
+        here = of(rows, kind="queries", **{name: row[name] for name in ("B", "Hq", "Hkv", "Nq", "d", "N")})
+
+        def percent(who: str, than: str, here: Sequence[Row] = here) -> str:
+            one, other = of(here, who=who), of(here, who=than)
+            return f"{100 * ratio(other[0], one[0]):.0f} %" if one and other else "–"
+
+        lines.append([f"{row['Hq']} / {row['Hkv']}, {row['d']}", str(row["B"]), f"{row['N']:,}", str(row["Nq"]),
+                      str(row["splits"]), f"{bandwidth(row).mid:,.0f}", percent("ours", "ours_last"),
+                      percent("ours_appends", "ours"), percent("ours_paged", "ours"), percent("ours_paged_appends", "ours_paged"),
+                      percent("ours", "fa3")])
+    return Table("decode_queries", ["heads, d", "sequences", "tokens", "queries", "parts", "GB/s", "of one query's time",
+                                    "appending", "in pages", "appending in pages", "of FlashAttention-3's time"], lines, PAGE,
+                 f"Medians on {device}; time in percent, round by round: of the same call for the last query alone, of the call "
+                 "that appends nothing, of that without pages, of that in pages which appends nothing.")

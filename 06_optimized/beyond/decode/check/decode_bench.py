@@ -2,10 +2,11 @@
 
     python3 06_optimized/beyond/decode/check/decode_bench.py build/06_optimized/libstage06_peer.so decode.json
 
-Needs PyTorch and a GPU. bf16, one new query a sequence that sees all keys. Head settings: 32 query heads on 8 key heads
+Needs PyTorch and a GPU. bf16, one new query a sequence that sees all keys, if nothing else is said. Head settings: 32 query heads on 8 key heads
 of d = 128, and 32 on 32 of d = 64; 1, 8 and 64 sequences of 1,024 to 131,072 tokens, as far as the memory reaches. Ours
 runs with as many parts as its formula says, with one part, and in pages of 64 tokens in random order; at a few settings
-with 1, 2, 4 ... 64 parts. Beside it PyTorch's scaled_dot_product_attention by its backends, FlexAttention at a few
+with 1, 2, 4 ... 64 parts, and at some with 1, 2, 4 and 8 queries, of which query i sees the keys up to itself, in caches
+that have their keys or are given them in the same launch. Beside it PyTorch's scaled_dot_product_attention by its backends, FlexAttention at a few
 settings (--flex 0 leaves it out), and flash_attn_with_kvcache of FlashAttention-3 or 2 where their modules are there;
 FlashAttention-3 by --fa3 too, the library that 06_optimized/check/fa3/build.py --decode builds.
 
@@ -70,6 +71,7 @@ class Setting:
     Hkv: int
     N: int
     d: int
+    Nq: int = 1
 
     @property
     def bytes(self) -> int:
@@ -81,7 +83,7 @@ class Setting:
         return max(1, min(MOST_COPIES, math.ceil(COLD / self.bytes)))
 
     def __str__(self) -> str:
-        return f"B {self.B}, Hq {self.Hq}, Hkv {self.Hkv}, d {self.d}, N {self.N}"
+        return f"B {self.B}, Hq {self.Hq}, Hkv {self.Hkv}, d {self.d}, N {self.N}, Nq {self.Nq}"
 
 
 class Tensors:
@@ -90,7 +92,7 @@ class Tensors:
     def __init__(self, s: Setting) -> None:
         self.setting = s
         shape = (s.copies, s.B, s.Hkv, s.N, s.d)
-        self.Q = torch.randn(s.B, s.Hq, 1, s.d, device="cuda", dtype=torch.bfloat16)
+        self.Q = torch.randn(s.B, s.Hq, s.Nq, s.d, device="cuda", dtype=torch.bfloat16)
         self.K, self.V = (torch.empty(shape, device="cuda", dtype=torch.bfloat16) for _ in range(2))
         for X in (self.K, self.V):  # all at once would need as much again
             for part in X.view(-1).split(1 << 28):
@@ -100,8 +102,9 @@ class Tensors:
         self.table = torch.randperm(self.pages, device="cuda").to(torch.int32).view(s.B, s.N // PAGE)
         self.lengths = torch.full((s.B,), s.N, device="cuda", dtype=torch.int64)
         some = sorted({(b, h) for b in (0, s.B // 2, s.B - 1) for h in (0, s.Hq // 2, s.Hq - 1)})
-        self.samples = random.sample(some, min(SAMPLES, len(some)))
-        self.want: dict[tuple[bool, int, int], torch.Tensor] = {}
+        self.samples = [(*one, random.randrange(s.Nq)) for one in random.sample(some, min(SAMPLES, len(some)))]
+        self.samples[0] = (*self.samples[0][:2], s.Nq - 1)  # who asks with the last query alone has this one
+        self.want: dict[tuple[bool, int, int, int], torch.Tensor] = {}
 
     def keys(self, X: torch.Tensor, b: int, g: int, paged: bool) -> torch.Tensor:
         """Those of the first copy, in fp64."""
@@ -110,21 +113,33 @@ class Tensors:
             return X[0, b, g].double()
         return X[0].view(self.pages, s.Hkv, PAGE, s.d)[self.table[b].long(), g].reshape(s.N, s.d).double()
 
-    def expected(self, paged: bool, b: int, h: int) -> torch.Tensor:
-        key = (paged, b, h)
+    def last_tokens(self, X: torch.Tensor, paged: bool) -> torch.Tensor:
+        """Those of the queries, of the first copy: [B, Hkv, Nq, d]."""
+        s = self.setting
+        if not paged:
+            return X[0, :, :, s.N - s.Nq:].contiguous()
+        at = torch.arange(s.N - s.Nq, s.N, device="cuda")
+        pages = self.table[:, at // PAGE].long()
+        return X[0].view(self.pages, s.Hkv, PAGE, s.d)[pages, :, at % PAGE].transpose(1, 2).contiguous()
+
+    def expected(self, paged: bool, b: int, h: int, i: int) -> torch.Tensor:
+        key = (paged, b, h, i)
         if key not in self.want:
             s = self.setting
-            g = h // (s.Hq // s.Hkv)
-            scores = self.keys(self.K, b, g, paged) @ self.Q[b, h, 0].double() / math.sqrt(s.d)
-            self.want[key] = torch.softmax(scores, 0) @ self.keys(self.V, b, g, paged)
+            g, seen = h // (s.Hq // s.Hkv), s.N - s.Nq + i + 1
+            scores = self.keys(self.K, b, g, paged)[:seen] @ self.Q[b, h, i].double() / math.sqrt(s.d)
+            self.want[key] = torch.softmax(scores, 0) @ self.keys(self.V, b, g, paged)[:seen]
         return self.want[key]
 
     def error(self, got: torch.Tensor, paged: bool) -> float:
-        """Relative, in the L2 norm, of the worst row; NaN stays NaN."""
+        """Relative, in the L2 norm, of the worst row; NaN stays NaN. `got` has the last queries, or all."""
         errors = []
-        for b, h in self.samples:
-            want = self.expected(paged, b, h)
-            errors.append(((got[b, h].reshape(-1).double() - want).norm() / want.norm()).item())
+        for b, h, i in self.samples:
+            i_got = i - self.setting.Nq + got.shape[2]
+            if i_got < 0:
+                continue
+            want = self.expected(paged, b, h, i)
+            errors.append(((got[b, h, i_got].double() - want).norm() / want.norm()).item())
         return math.nan if any(map(math.isnan, errors)) else max(errors)
 
 
@@ -132,7 +147,7 @@ class Tensors:
 class Contender:
     name: str
     launch: Callable[[int], None]  # on the current stream, with a copy of the cache
-    result: Callable[[], torch.Tensor]  # [B, Hq, 1, d]
+    result: Callable[[], torch.Tensor]  # [B, Hq, Nq, d], or of the last queries
     paged: bool = False
     notes: Row = field(default_factory=dict)
     graph: Any = None
@@ -151,10 +166,16 @@ class Library:
         except (OSError, AttributeError) as error:
             sys.exit(f"decode_bench.py: {path}: {error}")
 
-    def contender(self, t: Tensors, name: str, splits: int, paged: bool, lengths: bool = True) -> Contender:
+    def contender(self, t: Tensors, name: str, splits: int, paged: bool, lengths: bool = True, appends: bool = False,
+                  last: bool = False) -> Contender:
+        """appends: keys and values of the queries come with them. last: the last query alone."""
         s = t.setting
-        call = Call(B=s.B, Hq=s.Hq, Hkv=s.Hkv, Nq=1, Nk=s.N, d=s.d, dtype=2, splits=splits, Q=t.Q.data_ptr(),
-                    O=t.O.data_ptr(), lengths=t.lengths.data_ptr() if lengths else None)
+        Q, O = (X[:, :, -1:].contiguous() if last else X for X in (t.Q, t.O))
+        call = Call(B=s.B, Hq=s.Hq, Hkv=s.Hkv, Nq=Q.shape[2], Nk=s.N, d=s.d, dtype=2, splits=splits, Q=Q.data_ptr(),
+                    O=O.data_ptr(), lengths=t.lengths.data_ptr() if lengths else None)
+        new = [t.last_tokens(X, paged) for X in (t.K, t.V)] if appends else []
+        if new:
+            call.new_K, call.new_V = (X.data_ptr() for X in new)
         if paged:
             call.page_size, call.pages, call.table_stride = PAGE, t.pages, s.N // PAGE
             call.table = t.table.data_ptr()
@@ -163,11 +184,11 @@ class Library:
         scratch = torch.empty(size.value // 4 + 64, device="cuda", dtype=torch.float32)
         call.scratch, call.scratch_bytes, call.splits = scratch.data_ptr(), 4 * scratch.numel(), parts.value
 
-        def launch(copy: int, _alive: object = scratch) -> None:
+        def launch(copy: int, _alive: object = (scratch, Q, new)) -> None:
             call.K, call.V = t.K[copy].data_ptr(), t.V[copy].data_ptr()
             call.stream = torch.cuda.current_stream().cuda_stream
             complain(self.c.fa_decode_forward(ctypes.byref(call)))
-        return Contender(name, launch, lambda: t.O, paged, {"splits": parts.value})
+        return Contender(name, launch, lambda: O, paged, {"splits": parts.value})
 
 
 def complain(error: bytes | None) -> None:
@@ -319,10 +340,19 @@ def first_line(error: BaseException) -> str:
 MODULES = {"fa3_kvcache": "flash_attn_interface", "fa2_kvcache": "flash_attn"}
 
 
-def contenders(library: Library, fa3: Library | None, t: Tensors, sweep: bool,
-               with_flex: bool) -> Iterator[tuple[str, Callable[[], Contender]]]:
+def contenders(library: Library, fa3: Library | None, t: Tensors,
+               kind: str) -> Iterator[tuple[str, Callable[[], Contender]]]:
     yield "ours", lambda: library.contender(t, "ours", 0, False)
-    if sweep:
+    if kind == "queries":
+        yield "ours_paged", lambda: library.contender(t, "ours_paged", 0, True)
+        yield "ours_appends", lambda: library.contender(t, "ours_appends", 0, False, appends=True)
+        yield "ours_paged_appends", lambda: library.contender(t, "ours_paged_appends", 0, True, appends=True)
+        if t.setting.Nq > 1:
+            yield "ours_last", lambda: library.contender(t, "ours_last", 0, False, last=True)
+        if fa3:
+            yield "fa3", lambda: fa3.contender(t, "fa3", 0, False, lengths=False)
+        return
+    if kind == "parts":
         for parts in (1, 2, 4, 8, 16, 32, 64):
             yield f"ours_{parts}", lambda parts=parts: library.contender(t, f"ours_{parts}", parts, False)  # type: ignore[misc]
         return
@@ -336,17 +366,18 @@ def contenders(library: Library, fa3: Library | None, t: Tensors, sweep: bool,
         yield "fa3_paged", lambda: fa3.contender(t, "fa3_paged", 0, True, lengths=False)
     for name, module in MODULES.items():
         yield name, lambda name=name, module=module: with_kvcache(t, name, module)  # type: ignore[misc]
-    if with_flex:
+    if kind == "flex":
         yield "flex", lambda: flex(t)
 
 
 def measured(library: Library, s: Setting, kind: str, options: argparse.Namespace) -> list[Row]:
     """A row for each contender: its times round by round, or why it has none."""
     t = Tensors(s)
-    base = {"kind": kind, "B": s.B, "Hq": s.Hq, "Hkv": s.Hkv, "d": s.d, "N": s.N, "bytes": s.bytes, "copies": s.copies}
+    base = {"kind": kind, "B": s.B, "Hq": s.Hq, "Hkv": s.Hkv, "Nq": s.Nq, "d": s.d, "N": s.N, "bytes": s.bytes,
+            "copies": s.copies}
     rows: list[Row] = []
     good: list[Contender] = []
-    for name, make in contenders(library, options.fa3, t, kind == "parts", kind == "flex"):
+    for name, make in contenders(library, options.fa3, t, kind):
         try:
             c = make()
             error = once(c, t)
@@ -381,7 +412,9 @@ def settings(options: argparse.Namespace) -> list[tuple[str, Setting]]:
             for Hq, Hkv, d in heads for B in (1, 8, 64)]
     parts = [("parts", Setting(B, 32, 8, N, 128)) for B, N in ((1, 16384), (1, 131072), (8, 16384), (64, 4096))]
     some = [("flex", Setting(B, 32, 8, 16384, 128)) for B in (1, 8, 64)][:options.flex]
-    return main[:6] + parts + main[6:] + some
+    queries = [("queries", Setting(B, Hq, Hkv, N, d, Nq)) for B, N in ((1, 16384), (8, 16384), (64, 4096))
+               for Hq, Hkv, d in heads for Nq in (1, 2, 4, 8)]
+    return main[:6] + parts + main[6:] + queries + some
 
 
 def gpu(fields: str) -> str:

@@ -3,7 +3,7 @@
     python3 06_optimized/beyond/masks/check/masks_bench.py build/06_optimized/libstage06_peer.so masks.json
 
 Needs PyTorch and a GPU. bf16, one sequence of N = 16,384, 16 heads of d = 128 and 64, forward and backward. Windows of
-256, 1,024 and 4,096 keys to the left, with as many to the right or none; lists of 10, 25, 50 and 100 % of all blocks of
+256 to 12,288 keys to the left, with as many to the right or none; lists of 10, 25, 50 and 100 % of all blocks of
 128 x 128, drawn at random; a window with learnable sinks; 16 documents. `ours` is the walk by hopper, where that takes
 the pattern, and by fa2 with swizzle; `plain` the kernels without the walk, without a mask and with a causal one. Beside
 them, for windows, PyTorch's FlashAttention-2; FlashAttention-3 with --fa3,
@@ -39,7 +39,7 @@ except ImportError as error:
     sys.exit(f"masks_bench.py: {error}; it needs PyTorch 2.5 or later")
 
 HEADS, BLOCK, DOCUMENTS = 16, 128, 16
-WIDTHS, SHARES = (256, 1024, 4096), (10, 25, 50, 100)
+WIDTHS, SHARES = (256, 1024, 4096, 8192, 12288), (10, 25, 50, 100)
 SAMPLES, TOLERANCE = 2, 2e-2
 Row = dict[str, Any]
 Launch = Callable[[], None]
@@ -83,7 +83,7 @@ class Pattern:
 
 def patterns(widths: Sequence[int]) -> list[Pattern]:
     return [Pattern("plain"), Pattern("plain", right=0),
-            *(Pattern("window", w, right) for w in widths for right in (w, 0)), *(Pattern("list", share=share) for share in SHARES), Pattern("sinks", widths[len(widths) // 2], 0),
+            *(Pattern("window", w, right) for w in widths for right in (w, 0)), *(Pattern("list", share=share) for share in SHARES), Pattern("sinks", widths[min(1, len(widths) - 1)], 0),
             Pattern("documents", right=0)]
 
 
