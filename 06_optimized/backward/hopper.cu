@@ -299,7 +299,6 @@ void launch(const Problem& p, const Backward<T>& t, float scale, const Passed& p
   const KeyTiles tiles = key_tiles_of<Tiles>(p);
   const auto kernel = hopper_kernel<masked, Tiles, T>;
   constexpr std::size_t shared_bytes = sizeof(Shared<Tiles, T>);
-  static_assert(shared_bytes <= most_shared);
   allow_shared_memory(kernel, shared_bytes);
   const bool stay = Tiles::stays && passed.taken;
   const int blocks = stay ? std::min(processors(), tiles.count) : tiles.count;
