@@ -179,7 +179,8 @@ __global__ void __launch_bounds__(threads, 2)
 
       // (5) P_ij = 2^(c S_ij - c m_new);  l = 2^(c m - c m_new) l + rowsum P_ij
       // One instruction for c S - c m. c m is rounded, c S is not: all P of a row, and with them l,
-      // are off by one common factor close to 1, which the division by l takes out again.
+      // are off by one common factor close to 1 (forward.hpp says how close), which the division by
+      // l takes out again.
       const float rescale = ex2(fmaf(c, m_i, -mc));
       float& l_i = l[g][i % 2];
       l_i *= rescale;
