@@ -379,7 +379,7 @@ def cycles(r: Results, p: Pass, s: Steps) -> Table:
     data = json.loads(s.file.read_text(encoding="utf-8"))
     bars = {bar.name: bar for bar in s.ladder.bars}
     queries, keys = s.ladder.at_once
-    on_each = 64 * (4096 // queries) * (4096 // keys) / 132  # 64 heads, 132 SMs
+    on_each = 64 * (4096 // queries) * (4096 // keys) / int(r.context["cores"])  # 64 heads; of an SM
     lines, missing = [["counted", *s.counted, "–", "–", "–"]], False
     for name, label in p.rungs.items():
         predicted = s.predicted.get(name, s.last)
