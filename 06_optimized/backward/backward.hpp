@@ -32,10 +32,11 @@ enum class BackwardKernel {
 };
 
 // What a kernel promises beyond this: any B, heads (groups too: dK and dV are sums over the group),
-// Nq and Nk, both causal alignments, any scale; scale log2 e, and every score times it, must be
-// finite in fp32. A kernel of the whole contract: d <= 256, key lengths (clamped to [0, Nk]), any
-// strides and addresses. The others: d = 128, no key lengths, and rows that begin at multiples of
-// 16 bytes.
+// Nq and Nk, both causal alignments, any scale; scale log2 e must be finite in fp32. So must every
+// score times it, x, and L has 24 bits: a row's P are off by a factor of up to 2^(x 2^-23), 1 % at
+// 2^17. A row with a larger x is lost, with dK and dV of the keys that it sees; dQ of other rows is
+// not. A kernel of the whole contract: d <= 256, key lengths (clamped to [0, Nk]), any strides and
+// addresses. The others: d = 128, no key lengths, and rows that begin at multiples of 16 bytes.
 struct BackwardRung {
   BackwardKernel kernel;
   const char* name;

@@ -70,8 +70,6 @@ KERNELS = RESULTS / "kernels.json"
 TIMELINE, TIMELINE_BACKWARD = RESULTS / "timeline.json", RESULTS / "timeline_backward.json"
 # Keys from which on the forward's hopper has another kernel without a mask, but at d = 64 (forward/hopper.cu).
 PAIRS_FROM = 8192
-# Cycles of a step of 128 queries and 128 keys on an SM, d = 128: if all overlaps 2048, if nothing does 3072.
-PREDICTED = {"wgmma": "2048 – 3072", "ring": "2048 – 3072", "specialised": "2048 – 3072"}
 # What ab.py measured, and which of its tables is on which page; of two files that have a table the first counts.
 VARIANTS = {"ab.json": FORWARD, "ab_backward.json": BACKWARD}
 TABLES = {"forward": {"on and off": FORWARD.page, "tiles": FORWARD.page, "ideas of others": FORWARD.page,
@@ -96,10 +94,7 @@ def charts(r: Results) -> list[Chart | Table]:
     if TIMELINE.is_file() and json.loads(TIMELINE.read_text(encoding="utf-8"))["device"] != r.context["device"]:
         return items  # all that follows is of the machine that the chapter shows
     items += [item for p in (FORWARD, BACKWARD) if (item := machines(r, p))]
-    if TIMELINE.is_file():
-        items.append(cycles())
-    if TIMELINE_BACKWARD.is_file():
-        items.append(cycles_backward())
+    items += [cycles(r, p, s) for p, s in ((FORWARD, FORWARD_STEPS), (BACKWARD, BACKWARD_STEPS)) if s.file.is_file()]
     if KERNELS.is_file():
         items.append(ptxas())
     for name in VARIANTS:
@@ -346,45 +341,68 @@ def line_of(x: Sequence[float], y: Sequence[float]) -> tuple[float, float]:
     return (bb * sum(a) - ab * sum(b)) / by, (aa * sum(b) - ab * sum(a)) / by
 
 
-def cycles() -> Table:
-    """Of the parts of a step, as stamped in the first group of a block."""
-    data = json.loads(TIMELINE.read_text(encoding="utf-8"))
-    lines = [["counted", "512", "512", "512 or more", "2048 or more", "–", "–", "–"]]
-    for name, rung in data["rungs"].items():
-        stamps = timeline.stamps_of(rung)
-        parts = [median_of([end - begin for begin, end in timeline.spans(stamps, 0, bar)])
-                 for bar in timeline.FORWARD.bars]
-        asked = [begin for begin, _ in timeline.spans(stamps, 0, timeline.FORWARD.bars[0])]
-        step = median_of([after - before for before, after in zip(asked, asked[1:])])
-        clock = step * 64 * 32 * 32 / 132 / rung["ms_with_stamps"] / 1e6  # 64 heads of 32 tiles, 32 steps each
-        flops = 4 * 64 * 4096 * 4096 * 128 / rung["ms"] / 1e9
-        lines.append([timeline.FORWARD.rungs[name].title, *(f"{part:.0f}" for part in parts),
-                      PREDICTED.get(name, "2048"), f"{step:.0f}", f"{clock:.2f}", f"{flops:.0f}"])
-    return Table("cycles", ["rung", "Q Kᵀ", "P V", "softmax", "step: predicted", "measured", "clock, GHz", "TFLOP/s"],
-                 lines, "README.md", f"Cycles on {data['device']}, {data['setting']} (`results/timeline.json`). Parts are "
-                 "from the request until somebody has waited; the clock is what step and time imply, if all SMs are busy.")
+@dataclass(frozen=True)
+class Steps:
+    """What a ladder's table of cycles says besides what was stamped."""
+
+    file: Path
+    ladder: timeline.Ladder
+    page: str
+    parts: dict[str, str]  # bars of the first group, and what their columns are called
+    counted: list[str]  # of each part, and of the step
+    predicted: dict[str, str]  # of the step, as the rungs' pages count it
+    last: str  # of all others
+    flop: int  # for a query, a key and a number of d
+    why: str  # there is a dash
 
 
-def cycles_backward() -> Table:
-    """Of the parts of a step, as stamped in the first group of a block."""
-    data = json.loads(TIMELINE_BACKWARD.read_text(encoding="utf-8"))
-    bars = timeline.BACKWARD.bars[:8]  # the last one is another thread's
-    # 64 queries and 64 keys a group: 256 cycles of the tensor cores a product. Both groups: 5 products; 3200 of shared memory.
-    lines = [["counted", "256", "256", "256 or more", "256", "–", "256", "256", "–", "3200 or more", "–", "–", "–"]]
-    for name, rung in data["rungs"].items():
-        stamps = timeline.stamps_of(rung)
-        parts = [median_of([end - begin for begin, end in timeline.spans(stamps, 0, bar)]) for bar in bars]
-        asked = [begin for begin, _ in timeline.spans(stamps, 0, bars[0])]
-        step = median_of([after - before for before, after in zip(asked, asked[1:])])
-        clock = step * 64 * 32 * 64 / 132 / rung["ms_with_stamps"] / 1e6  # 64 heads of 32 tiles of keys, 64 steps each
-        flops = 10 * 64 * 4096 * 4096 * 128 / rung["ms"] / 1e9
-        lines.append([timeline.BACKWARD.rungs[name].title, *(f"{part:.0f}" for part in parts), "3200", f"{step:.0f}",
-                      f"{clock:.2f}", f"{flops:.0f}"])
-    return Table("cycles_backward", ["rung", "S", "dP", "P", "dV", "dS", "dQ", "dK", "dQ into its buffer", "step: predicted",
-                                     "measured", "clock, GHz", "TFLOP/s"], lines, BACKWARD.page,
-                 f"Cycles on {data['device']}, {data['setting']} (`results/timeline_backward.json`); a step has 64 queries and "
-                 "128 keys. Parts are from the request, or from what they wait for, until somebody has waited; the clock is "
-                 "what step and time imply, if all SMs are busy.")
+# An SM's cycles for 128 queries and 128 keys, d = 128. If all overlaps 2048, if nothing does 3072; before rung 7 what shared
+# memory needs is more, or, in rung 4, what the schedulers issue.
+FORWARD_STEPS = Steps(
+    TIMELINE, timeline.FORWARD, "README.md", {"S": "Q Kᵀ", "PV": "P V", "softmax": "softmax"},
+    ["512", "512", "512 or more", "2048 or more"],
+    {"mma": "37888", "cp_async": "37888", "swizzle": "5632", "wide_warps": "3096", "two_loops": "3072", "fa2": "3072",
+     "tma": "4352", **dict.fromkeys(("wgmma", "ring", "specialised"), "2048 – 3072")}, "2048", 4,
+    "Parts are dashes where products are `mma.sync`, which nobody requests or waits for.")
+# For 64 queries and 128 keys. Of each group 64 keys: 256 cycles of the tensor cores a product. Both groups: 5 products; 3200
+# of shared memory.
+BACKWARD_STEPS = Steps(
+    TIMELINE_BACKWARD, timeline.BACKWARD, BACKWARD.page,
+    {"S": "S", "dP": "dP", "P": "P", "dV": "dV", "dS": "dS", "dQ": "dQ", "dK": "dK", "hand": "dQ into its buffer"},
+    ["256", "256", "256 or more", "256", "–", "256", "256", "–", "3200 or more"],
+    {"mma": "65536", "swizzle": "7168", "two_kernels": "3584", "fused": "2688"}, "3200", 10,
+    "Rungs 1 to 3 are two kernels, each with steps of its own: the prediction is for both. Rung 4 adds to dQ without a buffer.")
+
+
+def cycles(r: Results, p: Pass, s: Steps) -> Table:
+    """Of a step and its parts, as stamped in the first group of a block; of a rung without stamps its speed alone."""
+    data = json.loads(s.file.read_text(encoding="utf-8"))
+    bars = {bar.name: bar for bar in s.ladder.bars}
+    queries, keys = s.ladder.at_once
+    on_each = 64 * (4096 // queries) * (4096 // keys) / int(r.context["cores"])  # 64 heads; of an SM
+    lines, missing = [["counted", *s.counted, "–", "–", "–"]], False
+    for name, label in p.rungs.items():
+        predicted = s.predicted.get(name, s.last)
+        if rung := data["rungs"].get(name):
+            stamps = timeline.stamps_of(rung)
+            parts = [[end - begin for begin, end in timeline.spans(stamps, 0, bars[part])] for part in s.parts]
+            step = median_of(timeline.steps(s.ladder, name, stamps))
+            clock = step * on_each / rung["ms_with_stamps"] / 1e6
+            if not 0.9 < clock < 2.1:
+                raise BadResults(f"{s.file.name}: {name} has a clock of {clock:.2f} GHz; how many blocks has an SM of it?")
+            lines.append([s.ladder.rungs[name].title, *(f"{median_of(part):.0f}" if part else "–" for part in parts), predicted,
+                          f"{step:.0f}", f"{clock:.2f}", f"{s.flop * 64 * 4096 * 4096 * 128 / rung['ms'] / 1e9:.0f}"])
+        elif found := rows(r, p.what, name, **LADDER):
+            missing = True
+            title = s.ladder.rungs[name].title if name in s.ladder.rungs else label
+            lines.append([title, *("–" for _ in s.parts), predicted, "–", "–", f"{1e-12 * median(found, 'flops'):.0f}"])
+    said = (f"Cycles of an SM on {data['device']}, {data['setting']} (`results/{s.file.name}`); a step has {queries} queries and "
+            f"{keys} keys. Parts are from the request, or from what they wait for, until somebody has waited; the clock is what "
+            f"step and time imply, if all SMs are busy. {s.why}")
+    if missing:
+        said += f" Where the step is a dash, too, it was not stamped, and the speed is that of `results/{r.path.name}`."
+    return Table("cycles" if p is FORWARD else "cycles_backward",
+                 ["rung", *s.parts.values(), "step: predicted", "measured", "clock, GHz", "TFLOP/s"], lines, s.page, said)
 
 
 def median_of(some: Sequence[float]) -> float:

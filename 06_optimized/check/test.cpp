@@ -285,6 +285,96 @@ TEST_F(Gpu, WritesNothingBehindTheLastColumn) {
     }
 }
 
+// ---- scores at the ends of what fp32 holds ----
+
+std::vector<optimized::Rung> who_takes(Int d) {
+  std::size_t count = 0;
+  const optimized::Rung* ladder = optimized::rungs(count);
+  std::vector<optimized::Rung> found(ladder, ladder + count);
+  std::erase_if(found, [&](const optimized::Rung& r) {
+    const bool takes = r.whole_contract || d == 128 || (d == 64 && r.d64);
+    return !takes || !unavailable(r.kernel).empty();
+  });
+  return found;
+}
+
+// The largest scale that is not refused has to do with small products: together, scores up to 69.
+TEST_F(Gpu, AHugeScaleOfSmallProducts) {
+  for (Int d : {64, 128, 256}) {
+    Spec s = spec(70, 150, d, Causal::bottom_right);
+    s.p.scale = 2.3e38;
+    ForwardCase<bf16> c(s, true);
+    c.Q.fill([](auto, auto, auto i, auto x) { return x == 0 ? 2e-19 * double(1 + i % 5) : 0; });
+    c.K.fill([](auto, auto, auto j, auto x) { return x == 0 ? 1e-19 * double(j % 7 - 3) : 0; });
+    for (const optimized::Rung& r : who_takes(d)) {
+      run(c, r.kernel);
+      EXPECT_EQ(c.verdict(), "") << r.name << ", d = " << d;
+    }
+  }
+}
+
+// As large as forward.hpp allows for 1 %: times log2 e they are 2^16, in at most three tiles of
+// keys. They differ by 16, so a key has as much weight as any other or none.
+template <class T>
+void scores_at_the_bound(Int d) {
+  ForwardCase<T> c(spec(70, 150, d), true);
+  c.p.scale = c.spec.p.scale = 1;
+  c.Q.fill([](auto, auto, auto i, auto x) {
+    return x == 0 ? 64 * (1 + double(i % 4) / 8) : x == 1 ? 1 : 0;
+  });
+  c.K.fill([](auto, auto, auto j, auto x) {
+    return x == 0 ? 512 : x == 1 ? 16 * double(j % 7) : 0;
+  });
+  for (const optimized::Rung& r : who_takes(d)) {
+    if (!r.fp16 && !std::is_same_v<T, bf16>) continue;
+    run(c, r.kernel);
+    Comparison same("O");
+    c.O.for_each([&](auto b, auto h, auto i, auto x) {
+      double mean = 0;
+      int keys = 0;
+      for (Int j = 6; j < c.p.Nk; j += 7, ++keys) mean += double(c.V.at(b, h, j, x));
+      same.add(b, h, i, x, double(c.O.at(b, h, i, x)), mean / keys, 2e-2);
+    });
+    EXPECT_EQ(same.report(), "") << r.name << ", d = " << d;
+  }
+}
+TEST_F(Gpu, ScoresAtTheBound) {
+  for (Int d : {64, 128, 256}) {
+    scores_at_the_bound<bf16>(d);
+    scores_at_the_bound<Eigen::half>(d);
+  }
+}
+
+// Beyond 2^28 a row is lost, whether fp32 holds its scores (row 37) or not, and no other row is.
+TEST_F(Gpu, ARowOfScoresBeyondAllBoundsIsLostAlone) {
+  for (Int d : {64, 128, 256}) {
+    Spec s = spec(70, 150, d, Causal::bottom_right);
+    s.p.scale = 1e10;
+    ForwardCase<bf16> clean(s, true), c(s, true);
+    const auto bad = [](Int i) { return i == 0 || i == 37 || i == 69; };
+    const Array Q = to_array(c.Q);
+    clean.Q.fill([&](auto b, auto h, auto i, auto x) { return 1e-10 * Q.at(b, h, i, x); });
+    c.Q.fill([&](auto b, auto h, auto i, auto x) {
+      return (!bad(i) ? 1e-10 : i == 37 ? 1 : 1e30) * Q.at(b, h, i, x);
+    });
+    for (const optimized::Rung& r : who_takes(d)) {
+      run(clean, r.kernel);
+      EXPECT_EQ(clean.verdict(), "") << r.name << ", d = " << d;
+      run(c, r.kernel);
+      Comparison O("O"), LSE("LSE");
+      clean.O.for_each([&](auto b, auto h, auto i, auto x) {
+        if (!bad(i))
+          O.add(b, h, i, x, double(c.O.at(b, h, i, x)), double(clean.O.at(b, h, i, x)), 0);
+      });
+      clean.LSE.for_each([&](auto b, auto h, auto i, auto x) {
+        if (!bad(i)) LSE.add(b, h, i, x, c.LSE.at(b, h, i, x), clean.LSE.at(b, h, i, x), 0);
+      });
+      EXPECT_EQ(O.report() + LSE.report() + c.check_memory_untouched(), "")
+          << r.name << ", d = " << d;
+    }
+  }
+}
+
 // A stride of 0 repeats a row, for the copy engine too.
 TEST_F(Gpu, OneKeyAsManyTimesAsWanted) {
   ForwardCase<bf16> c(spec(70, 200, 64, Causal::bottom_right), true);

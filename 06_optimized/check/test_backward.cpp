@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <numeric>
 #include <stdexcept>
 #include <string>
@@ -16,6 +17,7 @@
 #include "06_optimized/check/testing.hpp"
 #include "06_optimized/forward/forward.hpp"
 #include "common/judge/cases.hpp"
+#include "common/judge/compare.hpp"
 #include "common/judge/conformance.hpp"
 #include "common/judge/gpu.hpp"
 #include "common/judge/gpu_test.hpp"
@@ -354,6 +356,63 @@ TEST_F(GpuBackward, TheRungsAgree) {
       if (!unavailable(r.kernel).empty()) continue;
       EXPECT_EQ(run(c, r.kernel), r.kernel);
       EXPECT_EQ(c.verdict(), "") << r.name;
+    }
+  }
+}
+
+std::vector<BackwardRung> who_takes(Int d) {
+  std::vector<BackwardRung> found = rungs();
+  std::erase_if(found, [&](const BackwardRung& r) {
+    const bool takes = r.whole_contract || d == 128 || (d == 64 && r.d64);
+    return !takes || !unavailable(r.kernel).empty();
+  });
+  return found;
+}
+
+// The largest scale that is not refused has to do with small products: together, scores up to 69.
+TEST_F(GpuBackward, AHugeScaleOfSmallProducts) {
+  for (Int d : {64, 128, 256}) {
+    Spec s = spec(70, 150, d, Causal::bottom_right);
+    s.p.scale = 2.3e38;
+    BackwardCase<bf16> c(s);
+    c.Q.fill([](auto, auto, auto i, auto x) { return x == 0 ? 2e-19 * double(1 + i % 5) : 0; });
+    c.K.fill([](auto, auto, auto j, auto x) { return x == 0 ? 1e-19 * double(j % 7 - 3) : 0; });
+    c.fill_context();
+    for (const BackwardRung& r : who_takes(d)) {
+      run(c, r.kernel);
+      EXPECT_EQ(c.verdict(), "") << r.name << ", d = " << d;
+    }
+  }
+}
+
+// Of rows whose scores fp32 cannot hold neither O nor L is right. Their gradients are lost, and
+// those of the keys that they see; dQ of the other rows is not.
+TEST_F(GpuBackward, ARowOfScoresBeyondFp32SpoilsNoOtherRow) {
+  for (Int d : {64, 128, 256}) {
+    Spec s = spec(70, 150, d, Causal::bottom_right);
+    s.p.scale = 1e10;
+    BackwardCase<bf16> clean(s), c(s);
+    const auto bad = [](Int i) { return i == 0 || i == 37 || i == 69; };
+    const Array Q = to_array(c.Q);
+    clean.Q.fill([&](auto b, auto h, auto i, auto x) { return 1e-10 * Q.at(b, h, i, x); });
+    c.Q.fill(
+        [&](auto b, auto h, auto i, auto x) { return (bad(i) ? 1e30 : 1e-10) * Q.at(b, h, i, x); });
+    clean.fill_context();
+    c.fill_context();
+    for (const BackwardRung& r : who_takes(d)) {
+      run(clean, r.kernel);
+      EXPECT_EQ(clean.verdict(), "") << r.name << ", d = " << d;
+      run(c, r.kernel);
+      Comparison same("dQ");
+      double largest = 0;
+      clean.dQ.for_each([&](auto b, auto h, auto i, auto x) {
+        largest = std::max(largest, std::abs(double(clean.dQ.at(b, h, i, x))));
+      });
+      clean.dQ.for_each([&](auto b, auto h, auto i, auto x) {
+        const double got = double(c.dQ.at(b, h, i, x)), want = double(clean.dQ.at(b, h, i, x));
+        if (!bad(i)) same.add(b, h, i, x, got, want, 1e-2 * largest);
+      });
+      EXPECT_EQ(same.report() + c.check_memory_untouched(), "") << r.name << ", d = " << d;
     }
   }
 }

@@ -1,6 +1,6 @@
 // One rung of a ladder by itself, for timeline.py: its speed and, if it was instrumented, what
 // block 66 did when. FA_RUNG: the file; FA_LAUNCH_RUNG: its launch function; FA_BACKWARD: of the
-// backward ladder.
+// backward ladder; FA_IN_TURNS: whose blocks take turns.
 #include FA_RUNG
 
 #include <algorithm>
@@ -60,8 +60,13 @@ struct Case {
   const std::int64_t rows = optimized::Passed::padded_rows(p.Nq), all_rows = p.B * p.Hq * rows;
   const Backward<T> t{tensor(1), tensor(2), tensor(3), tensor(4), tensor(5),
                       LSE(),     tensor(6), tensor(7), tensor(8)};
+#ifdef FA_IN_TURNS
+  int* const turn = room<int>(all_rows / 64 * (optimized::Passed::padded(p.d) / 64));
+#else
+  int* const turn = nullptr;
+#endif
   const optimized::Passed passed{room<float>(all_rows), room<float>(all_rows),
-                                 room<float>(all_rows* optimized::Passed::padded(p.d)), rows};
+                                 room<float>(all_rows* optimized::Passed::padded(p.d)), rows, turn};
   void launch() { optimized::FA_LAUNCH_RUNG(p, t, float(p.softmax_scale()), passed, nullptr); }
 #else
   const Forward<T> t{tensor(1), tensor(2), tensor(3), tensor(4), nullptr};

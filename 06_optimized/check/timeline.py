@@ -1,4 +1,4 @@
-"""What the warpgroups of a block do when, and its loader: clock stamps in copies of the Hopper rungs, drawn as bars.
+"""What the warpgroups of a block do when, and its loader: clock stamps in copies of the rungs, drawn as bars.
 
     python3 06_optimized/check/timeline.py measure 06_optimized/results/timeline.json     needs nvcc and a GPU of compute capability 9.0
     python3 06_optimized/check/timeline.py draw 06_optimized/results/timeline.json 06_optimized/results/timeline.svg
@@ -71,6 +71,10 @@ class Rung:
     file: str
     functions: tuple[Function, ...]
     flags: tuple[str, ...] = ()
+    rules: tuple[Rule, ...] = ()  # in place of the ladder's
+    lacks: tuple[str, ...] = ()  # rules of the ladder that fit nothing here
+    at_once: tuple[int, int] = (0, 0)  # queries and keys of a step of all blocks that an SM has; (0, 0): the ladder's
+    drawn: bool = True
 
 
 @dataclass(frozen=True)
@@ -80,6 +84,7 @@ class Ladder:
     others: tuple[str, ...]  # files that the rungs call
     rungs: dict[str, Rung]
     rules: tuple[Rule, ...]
+    at_once: tuple[int, int]  # queries and keys of a step of an SM
     bars: tuple[Bar, ...]
     lanes: tuple[tuple[str, int, tuple[str, ...]], ...]  # label, whose stamps, bars
     loads: dict[str, tuple[str, str]]  # of which barriers (their `what`) the copies are drawn: colour, key
@@ -99,6 +104,17 @@ def product(into: str) -> tuple[Rule, Rule]:
 ASKED = Rule("asked", "before", r"\b(?:bring[<(]|arrive_expecting\()", tagged=True)
 FOUND = Rule("found {what}", "after", r"\bwait\(&shared\.(?P<what>\w*?)_?full\b", tagged=True)
 
+# Products of mma.sync have no request and no wait, and the softmax's instructions lie among them: of those rungs only the
+# step is stamped, at the barrier behind which K_j is there (rung 1: behind which nobody reads the one before).
+STEP = Rule("step", "before", r"\bcp_async_wait<0>\(\)(?=;\s*__syncthreads\(\);\s*// K_j)|"
+                              r"\b__syncthreads\(\)(?=;\s*// \[06\.a\])|\bwait\(&shared\.KV_full, phase\)")
+
+
+def by_mma(title: str, file: str, kernel: str, at_once: tuple[int, int]) -> Rung:
+    function = Function(kernel, "0", "threadIdx.x == 0")
+    return Rung(title, f"forward/{file}", (function,), rules=(STEP,), at_once=at_once, drawn=False)
+
+
 GROUP = Function("compute", "threadIdx.x / 128 - 1", "threadIdx.x % 128 == 0")
 LOADER, PUSHERS = 2, 3  # groups are 0 and 1; a pusher for each
 LOAD = Function("load", str(LOADER), "true")  # one thread calls it
@@ -109,6 +125,14 @@ FORWARD = Ladder(
     flags=(),
     others=(),
     rungs={
+        # Three blocks of 64 queries, then two, then two of 128: what registers and shared memory have room for.
+        "mma": by_mma("1 mma", "1_mma.cu", "mma_kernel", (3 * 64, 64)),
+        "cp_async": by_mma("2 cp.async", "2_cp_async.cu", "cp_async_kernel", (2 * 64, 64)),
+        "swizzle": by_mma("3 swizzle", "3_swizzle.cu", "swizzle_kernel", (2 * 64, 64)),
+        "wide_warps": by_mma("4 wide warps", "4_wide_warps.cu", "wide_warps_kernel", (2 * 128, 64)),
+        "two_loops": by_mma("5 two loops", "5_two_loops.cu", "two_loops_kernel", (2 * 128, 64)),
+        "fa2": by_mma("fa2", "fa2.cu", "fa2_kernel", (2 * 128, 64)),
+        "tma": by_mma("6 TMA", "6_tma.cu", "tma_kernel", (2 * 64, 128)),
         "wgmma": Rung("7 wgmma", "forward/7_wgmma.cu", (Function("wgmma_kernel", "0", "threadIdx.x == 0"),)),
         "ring": Rung("8 ring", "forward/8_ring.cu", (Function("compute", "0", "threadIdx.x == 0"), LOAD)),
         "specialised": Rung("9 specialised", "forward/9_specialised.cu", ROLES),
@@ -117,9 +141,11 @@ FORWARD = Ladder(
         "overlap": Rung("11 overlap", "forward/11_overlap.cu", ROLES),
         "rows": Rung("12 rows", "forward/12_rows.cu", ROLES),
         "persistent": Rung("13 persistent", "forward/13_persistent.cu", ROLES),
+        "longest_first": Rung("14 longest first", "forward/14_longest_first.cu", ROLES, ("-DFA_WITH_COUNTER",), drawn=False),
         "hopper": Rung("hopper", "forward/hopper.cu", ROLES, ("-DFA_WITH_COUNTER",)),
     },
     rules=(*product("S"), *product("O"), Rule("scaled", "after", r"\bscale_rows\(O, alpha\)"), ASKED, FOUND),
+    at_once=(128, 128),
     bars=(
         Bar("S", "S issued", "S there", "#0072b2", "Q K^T: issue until S is there"),
         Bar("PV", "O issued", "O there", "#56b4e9", "P V: issue until O is waited for"),
@@ -139,9 +165,14 @@ BACKWARD = Ladder(
     flags=("-DFA_BACKWARD",),
     others=("backward/0_around.cu", "backward/2_swizzle.cu", "backward/2_swizzle_keys.cu"),
     rungs={
+        "fused": Rung("4 fused", "backward/4_fused.cu", (GROUP, SHARED_LOAD),
+                      lacks=("dQ ready", "dQ left", "push asked", "push read"), drawn=False),
+        "bulk": Rung("5 bulk", "backward/5_bulk.cu", (GROUP, SHARED_LOAD, PUSH), drawn=False),
         "early": Rung("6 early", "backward/6_early.cu", (GROUP, SHARED_LOAD, PUSH)),
         "at_once": Rung("7 at once", "backward/7_at_once.cu", (GROUP, SHARED_LOAD, PUSH)),
         "late": Rung("8 late", "backward/8_late.cu", (GROUP, SHARED_LOAD, PUSH)),
+        "masks": Rung("9 masks", "backward/9_masks.cu", (GROUP, SHARED_LOAD, PUSH), drawn=False),
+        "in_order": Rung("10 in turns", "backward/10_in_order.cu", (GROUP, SHARED_LOAD, PUSH), ("-DFA_IN_TURNS",), drawn=False),
         "hopper": Rung("hopper", "backward/hopper.cu", (GROUP, LOAD, PUSH)),
     },
     # Of dV and dK there is no wait of their own: products end in order, and the next one is waited for.
@@ -149,7 +180,8 @@ BACKWARD = Ladder(
            Rule("P rounded", "after", r"\bround_to(?:<T>)?\(\w+, P\)"),
            Rule("dS rounded", "after", r"\bround_to(?:<T>)?\(\w+, dP\)"), ASKED, FOUND,
            Rule("dQ ready", "before", r"\bsync\(dQ_free\b"), Rule("dQ left", "after", r"\barrive\(dQ_full\b"),
-           Rule("push asked", "before", r"\bbulk_add\("), Rule("push read", "after", r"\btma_wait_read\(\)")),
+           Rule("push asked", "before", r"\bbulk_add\("), Rule("push read", "after", r"\btma_wait(?:_read)?\(\)")),
+    at_once=(64, 128),
     bars=(
         Bar("S", "S issued", "S there", "#0072b2", "S: issue until waited for"),
         Bar("dP", "dP issued", "dP there", "#56b4e9", "dP: the same"),
@@ -250,15 +282,16 @@ def instrumented(ladder: Ladder, rung: Rung) -> tuple[dict[str, str], list[str]]
     kinds, from 1 on. Every rule must fit."""
     kinds: list[str] = []
     texts: dict[str, str] = {}
+    rules = rung.rules or tuple(rule for rule in ladder.rules if rule.name not in rung.lacks)
     for function in rung.functions:
         file = function.header or rung.file
         text = texts.get(file) or (STAGE / file).read_text(encoding="utf-8")
         try:
             begin, end = body(text, function.name)
-            texts[file] = text[:begin] + stamped(text[begin:end], function, ladder.rules, kinds) + text[end:]
+            texts[file] = text[:begin] + stamped(text[begin:end], function, rules, kinds) + text[end:]
         except Bad as error:
             raise Bad(f"{file}: {error}") from None
-    for rule in ladder.rules:
+    for rule in rules:
         if not any(re.fullmatch(rule.name.format(what=r"\w*"), kind) for kind in kinds):
             raise Bad(f"{rung.file}: no call fits '{rule.pattern}' ({rule.name})")
     texts[rung.file] = PRELUDE + FUNCTIONS + texts[rung.file]
@@ -370,6 +403,14 @@ def spans(stamps: Sequence[Stamp], who: int, bar: Bar) -> list[Span]:
     return found
 
 
+def steps(ladder: Ladder, kernel: str, stamps: Sequence[Stamp]) -> list[float]:
+    """Of the block that is stamped, in cycles of an SM for the ladder's queries and keys: blocks run beside each other."""
+    clocks = [s.clock for s in stamps if s.kind == STEP.name] or [begin for begin, _ in spans(stamps, 0, ladder.bars[0])]
+    (queries, keys), (here, these) = ladder.at_once, ladder.rungs[kernel].at_once
+    share = queries * keys / (here * these) if here else 1
+    return [share * (b - a) for a, b in zip(clocks, clocks[1:])]
+
+
 def copies(stamps: Sequence[Stamp], loads: Sequence[str]) -> Iterator[tuple[str, list[Span]]]:
     """Of each buffer: from the ask to the first group that finds the tile there. Both are counted from the start."""
     for name in loads:
@@ -437,7 +478,7 @@ def draw(source: Path, target: Path) -> None:
     rows: list[str] = []
     y += 32
     for kernel, rung in ladder.rungs.items():
-        if kernel in data["rungs"]:
+        if kernel in data["rungs"] and rung.drawn:
             some, y = drawn_rung(ladder, rung.title, data["rungs"][kernel], y)
             rows += some
     svg = f"""<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {y + 20}" width="{WIDTH}" font-family="DejaVu Sans, sans-serif">

@@ -39,6 +39,7 @@ struct Tile {
   // How many times the product over d is unrolled. Measured: further, and more registers spill.
   static constexpr int unrolled = Q_in_registers ? D / 16 : D == 256 ? 8 : Bc > 64 ? 1 : 2;
   static constexpr std::size_t shared_bytes = (Br + 2 * Bc) * D * 2;  // Q_i, K_j, V_j
+  static_assert(shared_bytes <= 99 * 1024);  // of a block on 8.6 and 8.9; 8.0 and 9.0 have more
 };
 
 // Where chunk c of row r of a tile lies. From there chunk c + x is at ^ 8 x, if c and x have no bit
@@ -178,7 +179,8 @@ __global__ void __launch_bounds__(threads, 2)
 
       // (5) P_ij = 2^(c S_ij - c m_new);  l = 2^(c m - c m_new) l + rowsum P_ij
       // One instruction for c S - c m. c m is rounded, c S is not: all P of a row, and with them l,
-      // are off by one common factor close to 1, which the division by l takes out again.
+      // are off by one common factor close to 1 (forward.hpp says how close), which the division by
+      // l takes out again.
       const float rescale = ex2(fmaf(c, m_i, -mc));
       float& l_i = l[g][i % 2];
       l_i *= rescale;

@@ -8,9 +8,11 @@
 //   Q, K, V full    groups       the loader, with the bytes                1
 //   Q free          loader       a lane of each warp, once Q is read       4 a group
 //   K, V free *     loader       a thread of each group                    1 a group
+//   V free          groups       the same, before O goes through V         as above
 //   O left *        loader       a lane of each warp, if O goes through V  4 a group
 //   turn            a group      the group before, once it has issued      256 threads
 //   own, carried    the same     a group's threads; the loader's           128 threads
+//   the cluster     both blocks  everybody, when it begins and ends        all threads
 // A step    group 1   S P V | softmax         | S P V | softmax         |
 //           group 2          | S P V | softmax         | S P V | ...
 //           S of block j and O += P V of the block before are issued together, in turns.
@@ -29,8 +31,7 @@
 namespace fa::optimized {
 namespace {
 
-// The numbered barriers: whose turn it is to issue products, one for each group; a group's own,
-// when it has filled V with zeros or only looked on; the loader's own, when it has carried a tile.
+// Numbered: for each group its turn, and its own, behind zeros in V or if it only looks on
 constexpr int turn = 1, own = 5, carried = 8;
 
 template <class Tiles, class T>
@@ -216,6 +217,7 @@ __device__ void compute(Shared<Tiles, T>& shared, const ForwardMaps& maps, const
     } else if constexpr (Tiles::O == Through::V) {
       // The second group's through the last V, when both have read it; the first one's through the
       // V before it, which both have read long ago. Nobody fills them until O has left.
+      static_assert(Tiles::groups == 2 && Tiles::stages == 2);
       const int at = group == 0 ? last.at ^ 1 : last.at;
       wait(&shared.V_free[at], group == 0 && last.at == 0 ? last.phase ^ 1 : last.phase);
       store_rows<64>(maps.O, shared.V[at] + 16 * warp * 64, O, lane, task.i0, warp_row, task.h,
@@ -259,7 +261,6 @@ template <class Tiles, class T>
 void launch(const Problem& p, const Forward<T>& t, float scale, unsigned* taken,
             cudaStream_t stream, bool by_tile) {
   constexpr std::size_t bytes = sizeof(Shared<Tiles, T>);
-  static_assert(bytes <= 227 * 1024);
   const ForwardMaps maps =
       Tiles::tma ? maps_of(p, t, Tiles::Br, Tiles::Bc / Tiles::cluster) : ForwardMaps{};
   const Order<int> order = order_of<Tiles>(p, taken);
@@ -267,10 +268,9 @@ void launch(const Problem& p, const Forward<T>& t, float scale, unsigned* taken,
   const auto kernel = hopper_kernel<Tiles, T>;
   allow_shared_memory(kernel, bytes);
   const int tiles = order.tiles * order.heads;
-  const int blocks = by_tile ? tiles : std::min(processors(), tiles);
-  FA_LAUNCH_CLUSTERS(Tiles::cluster, kernel,
-                     dim3(unsigned(blocks / Tiles::cluster * Tiles::cluster)), dim3(Tiles::threads),
-                     bytes, stream, maps, p, t, order, taken, scale);
+  const int clusters = (by_tile ? tiles : std::min(processors(), tiles)) / Tiles::cluster;
+  FA_LAUNCH_CLUSTERS(Tiles::cluster, kernel, dim3(unsigned(clusters * Tiles::cluster)),
+                     dim3(Tiles::threads), bytes, stream, maps, p, t, order, taken, scale);
 }
 
 }  // namespace

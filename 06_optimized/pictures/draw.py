@@ -652,6 +652,59 @@ def descriptor() -> None:
     p.write()
 
 
+def proxies() -> None:
+    p = Picture(
+        "proxies",
+        "What each of the two ways sees of a place in shared memory, over time",
+        "Three timelines. Threads write and meet at a barrier, and a product reads: without a fence the engines may still see "
+        "what was there before; with a fence before the barrier they see the new tile. A copy writes and threads wait at "
+        "its mbarrier: that word carries both ways, and no fence is needed.",
+        "One place in shared memory, as each way sees it",
+        496,
+    )
+    left, right = 150.0, 736.0
+    OLD, NEW = GREY, GREEN
+
+    def seen(y: float, name: str, until: float, from_: float, what: str = "") -> None:
+        p.text(left - 8, y + 16, name, 12, "end")
+        p.box(left, y, until - left, 22, OLD, 0.18, "old", 11)
+        if from_ > until:
+            p.box(until, y, from_ - until, 22, DARK_ORANGE, 0.0, what, 11, dashed=True)
+        if from_ < right:
+            p.box(from_, y, right - from_, 22, NEW, 0.3, "new", 11)
+
+    def does(y: float, name: str, bars: list[tuple[float, float, str, str]]) -> None:
+        p.text(left - 8, y + 16, name, 12, "end")
+        for x, w, colour, label in bars:
+            p.box(x, y, w, 22, colour, 0.45, label, 11)
+
+    y = 62.0
+    p.text(24, y, "1  Threads write, a product reads; no fence: the barrier orders one way alone", 13, bold=True)
+    does(y + 12, "threads", [(160, 90, BLUE, "write"), (330, 70, GREY, "barrier")])
+    seen(y + 38, "threads see", 250, 250)
+    seen(y + 64, "engines see", 250, right, "old or new: nobody has told them")
+    does(y + 90, "product", [(420, 120, DARK_ORANGE, "reads: old?")])
+
+    y = 206.0
+    p.text(24, y, "1  The same with fence_async(), said by each writer before the barrier", 13, bold=True)
+    does(y + 12, "threads", [(160, 90, BLUE, "write"), (255, 70, PURPLE, "fence"), (330, 70, GREY, "barrier")])
+    seen(y + 38, "threads see", 250, 250)
+    seen(y + 64, "engines see", 250, 325, "old or new")
+    does(y + 90, "product", [(420, 120, GREEN, "reads: new")])
+    p.line(f"M325 {y + 34} L325 {y + 86}", PURPLE, 1.2, dashed=True)
+
+    y = 350.0
+    p.text(24, y, "5  A copy writes, threads read: the engine says itself that it is done, to both", 13, bold=True)
+    does(y + 12, "copy", [(200, 125, BLUE, "writes"), (330, 70, GREY, "mbarrier")])
+    seen(y + 38, "engines see", 200, 325, "on its way")
+    seen(y + 64, "threads see", 200, 400, "on its way, until wait() returns")
+    does(y + 90, "threads", [(330, 70, GREY, "wait()"), (420, 120, GREEN, "read: new")])
+    p.line(f"M400 {y + 34} L400 {y + 86}", GREY, 1.2, dashed=True)
+    p.arrow(left, 476, right, 476)
+    p.text(left - 8, 480, "time", 12, "end", fill=MUTED)
+    p.write()
+
+
 def ring() -> None:
     p = Picture(
         "ring",
@@ -1387,7 +1440,7 @@ def main() -> None:
         wide_warps,
         two_loops,
         tma,
-        wgmma, descriptor,
+        wgmma, descriptor, proxies,
         ring,
         registers,
         pingpong,

@@ -225,11 +225,18 @@ __device__ T* dynamic_shared() {
 
 // FA_DYNAMIC_SHARED(T): the same as one T, aligned to 1024 bytes as the copy engine of Hopper wants
 // its tiles. No function: nvcc makes other code of some kernels where a function returns the place.
+// At most what a block can have on compute capability 9.0; who also runs elsewhere may have less.
+template <class T>
+struct InABlock {
+  static_assert(sizeof(T) <= 227 * 1024, "more shared memory than a block can have");
+  using type = T;
+};
 #if defined(FA_EMULATED)
-#define FA_DYNAMIC_SHARED(...) (*::fa::dynamic_shared<__VA_ARGS__>())
+#define FA_DYNAMIC_SHARED(...) (*::fa::dynamic_shared<typename ::fa::InABlock<__VA_ARGS__>::type>())
 #elif defined(__CUDACC__)
 extern __shared__ __align__(1024) unsigned char fa_dynamic_shared_tiles[];
-#define FA_DYNAMIC_SHARED(...) (*reinterpret_cast<__VA_ARGS__*>(::fa::fa_dynamic_shared_tiles))
+#define FA_DYNAMIC_SHARED(...) \
+  (*reinterpret_cast<typename ::fa::InABlock<__VA_ARGS__>::type*>(::fa::fa_dynamic_shared_tiles))
 #endif
 
 // "NVIDIA H200, compute capability 9.0"

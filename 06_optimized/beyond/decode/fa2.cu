@@ -373,6 +373,14 @@ bool fills_all_SMs(const Problem& p) {
          Sizes::shared_bytes <= shared_memory_limit();
 }
 
+// Blocks that this GPU has room for at once. An SM has as much shared memory as a block can have
+// and 1 KiB more, and each block takes 1 KiB more than it asks for.
+template <class Sizes>
+std::int64_t room_for() {
+  const std::size_t blocks = (shared_memory_limit() + 1024) / (Sizes::shared_bytes + 1024);
+  return std::int64_t(processors()) * std::min(Sizes::blocks, int(blocks));
+}
+
 // run(Tile), of the one that p wants
 template <class Run>
 auto with_tile(const Problem& p, const Run& run) {
@@ -386,10 +394,9 @@ auto with_tile(const Problem& p, const Run& run) {
   using EightWarps = Tile<64, 2, 8, 2>;
   using FiveBlocks = Tile<64, 5, 4, 2>;
   using SixBlocks = Tile<64, 6, 4, 2>;
-  // Blocks if keys have no parts, and how many of them the GPU has room for at once.
+  // Blocks if keys have no parts, and how many of each kind fit at once.
   const std::int64_t heads = p.B * p.Hkv * row_tiles(p, FiveBlocks::Br);
-  const std::int64_t eights = std::int64_t(EightWarps::blocks) * processors();
-  const std::int64_t fives = std::int64_t(FiveBlocks::blocks) * processors();
+  const std::int64_t eights = room_for<EightWarps>(), fives = room_for<FiveBlocks>();
   if (heads <= processors() && fills_all_SMs<SixteenWarps>(p)) return run(SixteenWarps());
   // Eight: one wave, and half of it at least. With more than 16384 keys a merge costs next to
   // nothing, and parts are faster.

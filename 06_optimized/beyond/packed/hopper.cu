@@ -283,6 +283,7 @@ __device__ void compute(Shared<Tiles, T>& shared, const ForwardMaps& maps, const
     if constexpr (Tiles::O == Through::V) {
       // The second group's through the last V, when both have read it; the first one's through the
       // V before it, which both have read long ago. Nobody fills them until O has left.
+      static_assert(Tiles::groups == 2 && Tiles::stages == 2);
       const int at = group == 0 ? last.at ^ 1 : last.at;
       wait(&shared.V_free[at], group == 0 && last.at == 0 ? last.phase ^ 1 : last.phase);
       leave<64>(maps.O, t.O, shared.V[at] + 16 * warp * 64, O, int(p.d), lane, left, warp_row);
