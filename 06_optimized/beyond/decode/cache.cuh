@@ -113,16 +113,29 @@ struct Keys {
   };
   __device__ Sixteen sixteen(int j) const { return {*this, j, j < first_new ? place(j) : nullptr}; }
 
-  // The new rows to their places. A place below 0 is none, nor is one in a page that is not there.
-  __device__ void append(const Problem& p) const {
-    const int lanes = 32, warps = int(blockDim.x) / lanes;
-    for (int i = int(threadIdx.x) / lanes; added && i < p.Nq; i += warps) {
-      const int j = first_new + i;
-      if (j < 0 || (table && unsigned(table[j >> bits]) >= unsigned(pages))) continue;
-      T* const to = place(j);
-      for (int x = int(threadIdx.x) % lanes; x < p.d; x += lanes) to[x] = (*this)[j][x];
-    }
+  // Where new row i goes: null if nowhere. A place below 0 is none, nor is one in a page that is
+  // not there.
+  __device__ T* place_of_new(int i) const {
+    const int j = first_new + i;
+    const bool there = added && j >= 0 && (!table || unsigned(table[j >> bits]) < unsigned(pages));
+    return there ? place(j) : nullptr;
   }
 };
+
+// By a block: the new rows to their places. A thread reads both of its numbers before it writes, so
+// that it waits for memory once.
+template <class T>
+__device__ void append(const Problem& p, const Keys<T>& K, const Keys<T>& V) {
+  const int d = int(p.d), all = int(p.Nq) * d;
+  if (!K.added && !V.added) return;
+  for (int n = int(threadIdx.x); n < all; n += int(blockDim.x)) {
+    const int i = n / d, x = n % d;
+    T *const to_K = K.place_of_new(i), *const to_V = V.place_of_new(i);
+    const T new_K = to_K ? K.added[i * K.added_row + x] : T(0.f);
+    const T new_V = to_V ? V.added[i * V.added_row + x] : T(0.f);
+    if (to_K) to_K[x] = new_K;
+    if (to_V) to_V[x] = new_V;
+  }
+}
 
 }  // namespace fa::decode

@@ -1,5 +1,5 @@
-// FlashAttention-2's loop for one to eight new queries a sequence. There are few rows, 16 in a
-// tile, so the four warps of a block own keys, not rows: of a tile of 64 keys each takes 16, with
+// FlashAttention-2's loop for one to eight new queries a sequence. There are few rows, 16 or 32 in
+// a tile, so the four warps of a block own keys, not rows: of a tile of 64 keys each takes 16, with
 // m, l and O of its own. It waits for nobody: it copies its own keys, into its own buffers. At the
 // end the warps' results are merged as those of the parts are.
 //
@@ -41,11 +41,12 @@ namespace {
 using namespace optimized;
 
 // For head dimensions of at most D. blocks: that an SM of 9.0 has room for. stages: of K_j and V_j.
-template <int D_, int blocks_, int warps_ = 4, int stages_ = 1>
+// groups: of 16 rows. Two take twice the registers, and read the keys of 32 rows once.
+template <int D_, int blocks_, int warps_ = 4, int stages_ = 1, int groups_ = 1>
 struct Tile {
   static constexpr int D = D_, blocks = blocks_, warps = warps_, stages = stages_;
   static constexpr int threads = 32 * warps;
-  static constexpr int groups = 1;                 // of 16 rows: two would take twice the registers
+  static constexpr int groups = groups_;
   static constexpr int Br = 16 * groups, Bc = 16;  // rows of a block; keys of a warp's tile
   static constexpr bool Q_in_registers = D <= 64 && blocks <= 5;
   static constexpr bool pairs = blocks == 1;   // may two blocks merge their parts?
@@ -53,6 +54,7 @@ struct Tile {
   static constexpr int own = stages * pair;    // of a warp
   static constexpr std::size_t shared_bytes =  // Q_i, K_j and V_j of each warp, m and l
       (Br * D + warps * own) * 2 + warps * Br * sizeof(float2);
+  static_assert(Br * D * sizeof(float) <= own * 2, "a warp's O_i takes the place of its keys");
 };
 
 // Where chunk c of row r of a tile lies. From there chunk c + x is at ^ 8 x, if c and x have no bit
@@ -168,10 +170,7 @@ __global__ void __launch_bounds__(Sizes::threads, Sizes::blocks)
     bring(V, mine + n * Sizes::pair + Bc * D, tile + n);
   }
   // One block of all that share a key head. Nobody waits for it: new keys are read where they are.
-  if (work.split == 0 && work.first == 0) {
-    K.append(p);
-    V.append(p);
-  }
+  if (work.split == 0 && work.first == 0) append(p, K, V);
   cp_async_wait<2 * Sizes::stages>();
   __syncthreads();  // Q_i is complete
   if constexpr (Sizes::Q_in_registers)
@@ -385,6 +384,10 @@ std::int64_t room_for() {
 template <class Run>
 auto with_tile(const Problem& p, const Run& run) {
   if (p.d > 128) return run(Tile<256, 2>());
+  // More rows than one group has, as of 8 queries of 4 heads: else their keys would be read twice.
+  const bool two_groups = row_tiles(p, 16) > 1;
+  if (two_groups && p.d > 64) return run(Tile<128, 2, 4, 2, 2>());
+  if (two_groups) return run(Tile<64, 3, 4, 2, 2>());
   if (p.d > 64) {
     using SixteenWarps = Tile<128, 1, 16>;
     if (fills_all_SMs<SixteenWarps>(p)) return run(SixteenWarps());

@@ -413,12 +413,12 @@ TEST_F(decode, EightWarps) {
   EXPECT_EQ(keys(sized_as(1, slots, slots, 1, 16384, 64).p), 128);
   EXPECT_EQ(keys(sized_as(1, slots, slots, 1, 16385, 64).p), 64);
   EXPECT_EQ(keys(sized_as(1, slots, slots, 1, 300, 72).p), 64);
-  // 17 rows a key head are two tiles, of which each is a block.
+  // 17 rows a key head are for a tile of more rows.
   EXPECT_EQ(keys(sized_as(1, 17 * slots, slots, 1, 300, 24).p), 64);
 }
 
 // Where one block of sixteen warps an SM leaves no SM idle. Two parts of a head merge themselves,
-// also if one of them, or both, have no keys; of 17 rows a head, two tiles, each has its own pair.
+// also if one of them, or both, have no keys.
 TEST_F(decode, SixteenWarps) {
   const Int SMs = processors();
   const auto keys = [](Int heads, Int Nk, Int d) {
@@ -434,22 +434,36 @@ TEST_F(decode, SixteenWarps) {
   EXPECT_EQ(keys(2 * SMs, 16383, 128), 64);
   EXPECT_EQ(keys(SMs, 512, 129), 64);
   struct {
-    Int rows, d;
+    Int d;
     std::vector<Int> lengths;
-  } const cases[] = {{1, 24, {520, 256, 0}}, {1, 72, {300}}, {1, 128, {520}}, {17, 24, {300}}};
-  for (const auto& [rows, d, lengths] : cases) {
-    Spec s = sized_as(1, rows * (SMs / 2), SMs / 2, 1, 520, d);
+  } const cases[] = {{24, {520, 256, 0}}, {72, {300}}, {128, {520}}};
+  for (const auto& [d, lengths] : cases) {
+    Spec s = sized_as(1, SMs / 2, SMs / 2, 1, 520, d);
     for (Int length : lengths) {
       s.lengths = {length};
       Case<half> c(s, {32, true, true});
       for (int parts : {0, 1, 2, 3}) {
         const int taken = c.run(parts);
         EXPECT_EQ(c.verdict(), "") << s.name() << ", " << taken << " parts";
-        const int wanted = rows == 1 ? 2 : 1;  // by the formula
-        EXPECT_EQ(taken, parts == 0 ? wanted : parts);
+        EXPECT_EQ(taken, parts == 0 ? 2 : parts);  // two by the formula
       }
     }
   }
+}
+
+// More than 16 rows a key head are tiles of 32, which read the keys once.
+TEST_F(decode, ThirtyTwoRows) {
+  for (Int d : {24, 64, 72, 128})
+    for (const auto& [heads, queries] : {std::pair<Int, Int>{17, 1}, {4, 8}, {9, 4}, {8, 8}}) {
+      const Spec s = sized_as(2, heads, 1, queries, 300, d, {300, 45});
+      Case<bf16> c(s, {32, true, true});
+      EXPECT_EQ(walk::shape<__nv_bfloat16>(c.meant.p).rows, 32) << s.name();
+      for (int parts : {0, 1, 3}) {
+        c.run(parts);
+        EXPECT_EQ(c.verdict(), "") << s.name() << ", " << parts << " parts";
+      }
+    }
+  EXPECT_EQ(walk::shape<__half>(sized_as(1, 2, 1, 8, 300, 128).p).rows, 16);
 }
 
 // Of these the least, for tools that are slow: two parts, of which the second has few keys.
