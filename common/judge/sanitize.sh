@@ -36,7 +36,7 @@ for tests in "$build"/0?_*/stage0?_on_gpu_tests "$build"/06_*/stage06_ring_half_
     # The walks: each kernel on a few tiles; and the ring's passes over rows, by ranks that share the GPU.
     list="$list:decode.Tiles:masks.Tiles:scores.Tiles:scores.TilesOfGradients:packed.Tiles:packed.Gradients"
     list="$list:dropout.Tiles:weights.Tiles:masks.HopperByName*:packed.HopperForward:packed.HopperBackward:OnOneGpu.*"
-    list="$list:masks.HopperCounts*:*.HopperWithTallTiles:scores.HopperForward"
+    list="$list:masks.HopperCounts*:*.HopperWithTallTiles:scores.HopperForward:scores.HopperBackward"
   }
   for tool in memcheck racecheck initcheck synccheck; do
     if [ "$stage-$tool-$follows_mbarriers" = 06-racecheck-no ]; then

@@ -199,8 +199,13 @@ void forward(const Problem& p, const Forward<T>& t, const Scores<T>& scores,
 template <class T>
 std::size_t scratch_bytes(const Problem& p) {
   check_problem(who, p, widest<T>);
-  return is_half<T> ? 2 * sizeof(float) * std::size_t(p.B * p.Hq * padded_rows(p.Nq))
-                    : sizeof(float) * std::size_t(p.B * p.Hq * p.Nq);
+  if constexpr (is_half<T>) {
+    // Room for either kernel: LSE2, D, and on 9.0 hopper's sums, turns and counter.
+    const auto kernel = optimized::device_capability() == 90 ? optimized::BackwardKernel::hopper
+                                                             : optimized::BackwardKernel::swizzle;
+    return optimized::backward_scratch_bytes(p, {kernel, true});
+  }
+  return sizeof(float) * std::size_t(p.B * p.Hq * p.Nq);
 }
 
 template <class T>
@@ -251,6 +256,15 @@ void backward(const Problem& p, const Backward<T>& t, const Scores<T>& scores,
     passed.rows = padded_rows(p.Nq);
     passed.LSE2 = scratch;
     passed.D = scratch + padded;
+    if (takes_hopper(p, t, change, scale, options.kernel)) {
+      passed.dQ = passed.D + padded;
+      const std::int64_t sums = padded * optimized::Passed::padded(p.d);
+      // Behind them a turn for each 64 x 64, and a counter for blocks that stay, as at d <= 64.
+      int* const turns = reinterpret_cast<int*>(passed.dQ + sums);
+      if (options.deterministic) passed.turn = turns;
+      if (p.d <= 64) passed.taken = reinterpret_cast<unsigned*>(turns + sums / 4096);
+      return launch_hopper(p, t, change, scale, passed, options.stream);
+    }
     if (rows) optimized::launch_before(p, t, passed, options.stream);
     if (rows) launch_swizzle_dq(p, t, change, scale, passed, options.stream);
     if (keys) launch_swizzle_dkv(p, t, change, scale, passed, options.stream);

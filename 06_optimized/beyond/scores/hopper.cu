@@ -108,6 +108,50 @@ __device__ void load(Shared<Tiles, T>& shared, const ForwardMaps& maps, const Pr
 
 // ---- the warpgroups that compute, 64 rows each ----
 
+// Where a row of a tile of queries stands; of the keys that it sees, where the nearest one does,
+// and how far that is. Counted from there distances are small numbers, wherever the queries stand.
+__device__ int position(const Task& task, int row, int offset) {
+  return task.i0 + min(row, task.rows - 1) + offset;
+}
+__device__ int nearest_key(const Task& task, int row, int offset) {
+  return max(0, min(position(task, row, offset), task.visible_keys(row) - 1));
+}
+__device__ float to_nearest(const Task& task, int row, int offset) {
+  return fabsf(float(position(task, row, offset) - nearest_key(task, row, offset)));
+}
+
+// fast_softmax() of scores that lack first[r]: this thread's of row r. m has it.
+template <Branch branch, int n>
+__device__ void softmax_of_line(float (&S)[n], float c, const float (&first)[2], float (&m)[2],
+                                float (&l)[2], float (&alpha)[2]) {
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    float largest = m[r] - first[r];
+#pragma unroll
+    for (int i = 2 * r; i < n; i += 4) largest = fmaxf(fmaxf(largest, S[i]), S[i + 1]);
+    largest += first[r];
+    largest = fmaxf(largest, __shfl_xor_sync(0xffffffff, largest, 1));
+    largest = fmaxf(largest, __shfl_xor_sync(0xffffffff, largest, 2));
+    const float mc = fmaxf(largest * c, -FLT_MAX);  // finite, in one instruction
+    alpha[r] = ex2(fmaf(m[r], c, -mc));
+    m[r] = largest;
+    if (branch == Branch::after_first_maximum && r == 0 && alpha[r] < 0) stop();
+    const float here = fmaf(first[r], -c, mc);
+#pragma unroll
+    for (int i = 2 * r; i < n; i += 4) {
+      S[i] = ex2(fmaf(S[i], c, -here));
+      S[i + 1] = ex2(fmaf(S[i + 1], c, -here));
+    }
+    float even = l[r] * alpha[r], odd = 0;
+#pragma unroll
+    for (int i = 2 * r; i < n; i += 4) {
+      even += S[i];
+      odd += S[i + 1];
+    }
+    l[r] = even + odd;
+  }
+}
+
 template <int built, class Tiles, class T>
 __device__ void compute(Shared<Tiles, T>& shared, const ForwardMaps& maps, const Problem& p,
                         const Change<T>& change, const Forward<T>& t, float scale) {
@@ -117,7 +161,7 @@ __device__ void compute(Shared<Tiles, T>& shared, const ForwardMaps& maps, const
   const int warp_row = 64 * group + 16 * warp;  // of the tile: where the warp's 16 rows begin
   const int row = warp_row + lane / 4;          // the thread's; the other is 8 below
   const float c = scale * log2_e;               // exp(scale x) = 2^(c x)
-  const Cap cap(change);
+  const Tanh tanh{change.cap, per_tanh(change)};
 
   // The groups issue their products in turn: one's softmax runs under the other's products.
   const auto my_turn = [&] { sync(turn + group, 256); };
@@ -161,7 +205,7 @@ __device__ void compute(Shared<Tiles, T>& shared, const ForwardMaps& maps, const
     const auto changed = [&](float(&S)[Bc / 2]) {  // in a slow step
       if (has<built>(change, with_cap)) {
         hide(S, visible, j * Bc);  // it may be NaN
-        cap(S);
+        tanh.template of<1>(S);
       }
       if (has<built>(change, with_alibi)) {
         const float first[2] = {slope * float(j * Bc - nearest[0]),
@@ -196,7 +240,7 @@ __device__ void compute(Shared<Tiles, T>& shared, const ForwardMaps& maps, const
       fast_softmax<Tiles::branch>(S, c, m, l, alpha);
       round_to<T>(P, S);
     }
-    if (const int seen = task.length - j * Bc; Tiles::tma && task.length < p.Nk && seen < Bc) {
+    if (const int seen = task.length - j * Bc; task.length < p.Nk && seen < Bc) {
       wait(&shared.V_full[kv.at], kv.phase);
       clear<Tiles>(shared.V[kv.at], seen, own + group);
     }
@@ -224,7 +268,7 @@ __device__ void compute(Shared<Tiles, T>& shared, const ForwardMaps& maps, const
         changed(S);
         fast_softmax<Tiles::branch>(S, c, m, l, alpha);
       } else {
-        if (has<built>(change, with_cap)) cap(S);
+        if (has<built>(change, with_cap)) tanh.template of<1>(S);
         if constexpr (built & with_alibi) {
           const float first[2] = {line * float(j * Bc - nearest[0]),
                                   line * float(j * Bc - nearest[1])};

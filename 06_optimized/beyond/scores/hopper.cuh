@@ -11,7 +11,6 @@
 #include <string>
 
 #include "06_optimized/beyond/scores/change.cuh"
-#include "06_optimized/forward/softmax.cuh"
 #include "06_optimized/ptx/mma.cuh"
 
 namespace fa::scores {
@@ -58,43 +57,29 @@ __device__ inline float reciprocal(float x) {
 #endif
 }
 
-// The cap: x = cap tanh(x / cap) = +-(2 cap / (1 + e) - cap) with e = exp(-2 |x| / cap), to within
-// 2^-22 cap. One reciprocal serves two: 1 / a = b / (a b). A NaN takes its neighbour along, so
-// what is hidden must be no NaN.
-struct Cap {
-  float cap, k;  // e = 2^(-|k x|)
+template <class T>
+FA_HOST_DEVICE float per_tanh(const Change<T>& change) {
+  return fminf(2 * log2_e * change.per_cap, FLT_MAX);
+}
+// tanh (x / cap), times `top`: +-(2 / (1 + e) - 1) with e = exp(-2 |x| / cap), to within 2^-22. One
+// reciprocal serves two numbers, `apart` from each other: 1 / a = b / (a b). A NaN takes the other
+// along.
+struct Tanh {
+  float top, k;  // e = 2^(-|k x|)
 
-  template <class T>
-  __device__ explicit Cap(const Change<T>& change)
-      : cap(change.cap), k(fminf(2 * log2_e * change.per_cap, FLT_MAX)) {}
-
-  template <int n>
-  __device__ void operator()(float (&S)[n]) const {
+  template <int apart, int n>
+  __device__ void of(float (&S)[n]) const {
 #pragma unroll
-    for (int i = 0; i < n; i += 2) {
+    for (int i = 0; i < n; ++i) {
+      if (i % (2 * apart) >= apart) continue;
       const float a = 1 + optimized::ex2(-fabsf(k * S[i]));
-      const float b = 1 + optimized::ex2(-fabsf(k * S[i + 1]));
+      const float b = 1 + optimized::ex2(-fabsf(k * S[i + apart]));
       const float both = reciprocal(a * b);
-      S[i] = copysignf(fmaf(b * both, 2 * cap, -cap), S[i]);
-      S[i + 1] = copysignf(fmaf(a * both, 2 * cap, -cap), S[i + 1]);
+      S[i] = copysignf(fmaf(b * both, 2 * top, -top), S[i]);
+      S[i + apart] = copysignf(fmaf(a * both, 2 * top, -top), S[i + apart]);
     }
   }
 };
-
-// Where a row of a tile of queries stands; of the keys that it sees, where the nearest one does,
-// and how far that is. Counted from there distances are small numbers, wherever the queries stand.
-template <class Task>
-__device__ int position(const Task& task, int row, int offset) {
-  return task.i0 + min(row, task.rows - 1) + offset;
-}
-template <class Task>
-__device__ int nearest_key(const Task& task, int row, int offset) {
-  return max(0, min(position(task, row, offset), task.visible_keys(row) - 1));
-}
-template <class Task>
-__device__ float to_nearest(const Task& task, int row, int offset) {
-  return fabsf(float(position(task, row, offset) - nearest_key(task, row, offset)));
-}
 
 __device__ constexpr float place(int i) { return float(8 * (i / 4) + i % 2); }
 
@@ -109,39 +94,6 @@ template <int n>
 __device__ void add_edge(float (&S)[n], float slope, const float (&first)[2]) {
 #pragma unroll
   for (int i = 0; i < n; ++i) S[i] += copysignf(fmaf(slope, place(i), first[i / 2 % 2]), -slope);
-}
-
-// fast_softmax() of scores that lack first[r]: this thread's of row r. m has it.
-template <optimized::Branch branch, int n>
-__device__ void softmax_of_line(float (&S)[n], float c, const float (&first)[2], float (&m)[2],
-                                float (&l)[2], float (&alpha)[2]) {
-#pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    float largest = m[r] - first[r];
-#pragma unroll
-    for (int i = 2 * r; i < n; i += 4) largest = fmaxf(fmaxf(largest, S[i]), S[i + 1]);
-    largest += first[r];
-    largest = fmaxf(largest, __shfl_xor_sync(0xffffffff, largest, 1));
-    largest = fmaxf(largest, __shfl_xor_sync(0xffffffff, largest, 2));
-    const float mc = fmaxf(largest * c, -FLT_MAX);  // finite, in one instruction
-    alpha[r] = optimized::ex2(fmaf(m[r], c, -mc));
-    m[r] = largest;
-    if (branch == optimized::Branch::after_first_maximum && r == 0 && alpha[r] < 0)
-      optimized::stop();
-    const float here = fmaf(first[r], -c, mc);
-#pragma unroll
-    for (int i = 2 * r; i < n; i += 4) {
-      S[i] = optimized::ex2(fmaf(S[i], c, -here));
-      S[i + 1] = optimized::ex2(fmaf(S[i + 1], c, -here));
-    }
-    float even = l[r] * alpha[r], odd = 0;
-#pragma unroll
-    for (int i = 2 * r; i < n; i += 4) {
-      even += S[i];
-      odd += S[i + 1];
-    }
-    l[r] = even + odd;
-  }
 }
 
 }  // namespace fa::scores

@@ -57,8 +57,8 @@ struct Scores {
 };
 
 // In 16 bits; fp32 has one kernel, whatever this says. hopper is for 9.0 alone, with ALiBi alone, a
-// soft cap up to 1000 alone, or neither, for d a multiple of 8 and tensors whose addresses and
-// strides are multiples of 16 bytes.
+// soft cap up to 1000 alone, or neither, for d a multiple of 8 (in the backward at most 128) and
+// tensors whose addresses and strides are multiples of 16 bytes.
 enum class Kernel {
   best,  // hopper if it can run, else fa2
   fa2,   // and for the backward swizzle: all there is, compute capability 8.0 and later
@@ -72,6 +72,7 @@ struct Options {
   // scratch holds before does not matter; calls that may run at the same time need one each.
   Scratch scratch = {};
   Kernel kernel = Kernel::best;
+  bool deterministic = false;  // hopper's backward, too, has the same bits in every run
 };
 
 // O = softmax(scores + mask) V and, if asked for, LSE. T is float (d <= 128, any finite scale), or
@@ -144,6 +145,12 @@ std::string not_for_hopper(const Problem& p, const Forward<T>& t, const Change<T
 template <class T>
 void launch_hopper(const Problem& p, const Forward<T>& t, const Change<T>& change, float scale,
                    unsigned* taken, cudaStream_t stream);
+template <class T>
+std::string not_for_hopper(const Problem& p, const Backward<T>& t, const Change<T>& change,
+                           float scale);
+template <class T>
+void launch_hopper(const Problem& p, const Backward<T>& t, const Change<T>& change, float scale,
+                   const optimized::Passed& passed, cudaStream_t stream);
 template <class T>
 void launch_swizzle_dq(const Problem& p, const Backward<T>& t, const Change<T>& change, float scale,
                        const optimized::Passed& passed, cudaStream_t stream);

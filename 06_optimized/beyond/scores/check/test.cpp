@@ -327,6 +327,7 @@ struct BackwardOf {
   bool wants_dbias;
   std::string fault;
   walk::Kernel kernel = walk::Kernel::best;
+  bool deterministic = false;
 
   BackwardOf(const Spec& s, const Given& given)
       : asked(s, given), meant(s), wants_dbias(given.bias != Given::Bias::none) {
@@ -363,7 +364,7 @@ struct BackwardOf {
     const View<float> gradient =
         wants_dbias ? copy.at(asked.repeated(dbias.view())) : View<float>{};
     walk::backward(p, as_device<Device<T>>(on_device(copy, c.t)), asked.scores(copy), gradient,
-                   {nullptr, {scratch.as<void>(), bytes}, kernel});
+                   {nullptr, {scratch.as<void>(), bytes}, kernel, deterministic});
     FA_CUDA_CHECK(cudaDeviceSynchronize());
     copy.copy_back();
     std::vector<unsigned char> behind(strip);
@@ -824,6 +825,21 @@ void by_hopper(const Spec& s, const Given& given) {
   EXPECT_EQ(f.verdict(), "") << s.name() << given.name();
 }
 
+template <class T>
+void back_by_hopper(const Spec& s, const Given& given, const std::vector<float>& slopes = {}) {
+  for (const bool deterministic : {false, true}) {
+    BackwardOf<T> f(s, given);
+    if (!slopes.empty()) {
+      f.asked.slopes = slopes;
+      f.meant.fill_context();
+    }
+    f.kernel = walk::Kernel::hopper;
+    f.deterministic = deterministic;
+    f.run();
+    EXPECT_EQ(f.verdict(), "") << s.name() << given.name() << (deterministic ? ", in turns" : "");
+  }
+}
+
 // Several tiles of everything: masks and lengths, groups, types, dimensions.
 void hopper_forward(std::initializer_list<Int> dimensions) {
   if (!has_hopper()) GTEST_SKIP() << without_hopper;
@@ -840,13 +856,36 @@ void hopper_forward(std::initializer_list<Int> dimensions) {
 TEST_F(scores, HopperForward) { hopper_forward({64, 128}); }
 TEST_F(scores, HopperForwardOddAndWide) { hopper_forward({40, 256}); }
 
+void hopper_backward(std::initializer_list<Int> dimensions) {
+  if (!has_hopper()) GTEST_SKIP() << without_hopper;
+  const Int N = sized(700, 280);
+  std::size_t n = 0;
+  for (Int d : dimensions)
+    for (const Given& given : {alibi(), capped(2)})
+      for (const Causal causal : {Causal::none, Causal::top_left, Causal::bottom_right}) {
+        Spec s = sized_as(1, 2, 1, N - 50, N, d, causal);
+        if (n++ % 2) s = sized_as(2, 2, 1, N / 2, N - 7, d, causal, {N - 30, 3});
+        if (n % 3)
+          back_by_hopper<bf16>(s, given);
+        else
+          back_by_hopper<half>(s, given);
+      }
+  for (const Given& given : {alibi(), capped(2)})  // no mask, whole tiles
+    back_by_hopper<bf16>(sized_as(1, 4, 2, 150, 256, *dimensions.begin()), given);
+}
+TEST_F(scores, HopperBackward) { hopper_backward({64, 128}); }
+TEST_F(scores, HopperBackwardOdd) { hopper_backward({40, 96}); }
+
 // Positions before all keys, among them and behind them all; with slopes that add as they go, too.
 TEST_F(scores, HopperDistancesOnBothSides) {
   if (!has_hopper()) GTEST_SKIP() << without_hopper;
   for (Int offset : {-500, -120, 0, 77, 1000}) {
     Given moved = alibi();
     moved.offset = offset;
-    for (Int d : {64, 128}) by_hopper<bf16>(sized_as(1, 2, 1, 230, 450, d), moved);
+    for (Int d : {64, 128}) {
+      by_hopper<bf16>(sized_as(1, 2, 1, 230, 450, d), moved);
+      if (offset > -500) back_by_hopper<bf16>(sized_as(1, 2, 1, 230, 350, d), moved);
+    }
   }
   for (const Causal causal : {Causal::none, Causal::bottom_right}) {
     ForwardOf<bf16> f(sized_as(1, 2, 1, 200, 300, 64, causal), alibi());
@@ -854,6 +893,7 @@ TEST_F(scores, HopperDistancesOnBothSides) {
     f.kernel = walk::Kernel::hopper;
     f.run();
     EXPECT_EQ(f.verdict(), "") << int(causal);
+    back_by_hopper<bf16>(sized_as(1, 2, 1, 200, 300, 64, causal), alibi(), {-0.02f, 0.03f});
   }
 }
 
@@ -884,7 +924,9 @@ TEST_F(scores, HopperSlopesOfBatchAndHead) {
   if (!has_hopper()) GTEST_SKIP() << without_hopper;
   Given given = alibi();
   given.slopes_of_batch = true;
-  by_hopper<bf16>(sized_as(2, 4, 2, 140, 200, 64, Causal::none, {200, 17}), given);
+  const Spec s = sized_as(2, 4, 2, 140, 200, 64, Causal::none, {200, 17});
+  by_hopper<bf16>(s, given);
+  back_by_hopper<bf16>(s, given);
 }
 
 // Tiny ones make every score the cap; at the largest one an error of 2^-22 is the cap's own.
@@ -892,6 +934,7 @@ TEST_F(scores, HopperCapsOfAllSizes) {
   if (!has_hopper()) GTEST_SKIP() << without_hopper;
   const Spec s = sized_as(1, 1, 1, 70, 140, 64);
   for (double cap : {1e-37, 1e-3, 0.3, 5., 50., 1000.}) by_hopper<bf16>(s, capped(cap));
+  for (double cap : {0.3, 5., 50., 1000.}) back_by_hopper<bf16>(s, capped(cap));
   const auto bits_by = [&](walk::Kernel kernel, double cap) {
     return forward_bits<bf16>(
         s, capped(cap), [](Asked<bf16>&) {}, kernel);
@@ -924,6 +967,8 @@ TEST_F(scores, HopperWhereNobodyLooks) {
     for (Int d : {64, 128}) {
       by_hopper<bf16>(sized_as(1, 2, 1, 300, 40, d, Causal::bottom_right), given);
       by_hopper<bf16>(sized_as(2, 1, 1, 150, 140, d, Causal::none, {0, 139}), given);
+      back_by_hopper<bf16>(sized_as(1, 2, 1, 300, 40, d, Causal::bottom_right), given);
+      back_by_hopper<bf16>(sized_as(2, 1, 1, 150, 140, d, Causal::none, {0, 139}), given);
     }
 }
 
@@ -984,6 +1029,28 @@ TEST_F(scores, HopperPlainIsTheStagesOwn) {
       const auto as_it_is = [](Asked<bf16>&) {};
       EXPECT_TRUE(forward_bits<bf16>(s, Given{}, as_it_is, walk::Kernel::hopper) == want) << d;
       EXPECT_TRUE(forward_bits<bf16>(s, alibi(), no_slope, walk::Kernel::hopper) == want) << d;
+      if (d > 128) continue;
+      BackwardCase<bf16> gradients(s);
+      on_gpu_backward<bf16>([](const Problem& p, const Backward<bf16>& t) {
+        optimized::BackwardOptions options;
+        options.kernel = optimized::BackwardKernel::hopper;
+        options.deterministic = true;
+        const DeviceMemory scratch(optimized::backward_scratch_bytes(p, options));
+        options.scratch = scratch;
+        optimized::backward(p, as_device<__nv_bfloat16>(t), options);
+        FA_CUDA_CHECK(cudaDeviceSynchronize());
+      })(gradients.call());
+      for (const Given& given : {Given{}, alibi()}) {
+        BackwardOf<bf16> ours(s, Given{});  // O and LSE of a plain forward
+        ours.asked = Asked<bf16>(s, given);
+        no_slope(ours.asked);
+        ours.kernel = walk::Kernel::hopper;
+        ours.deterministic = true;
+        ours.run();
+        EXPECT_TRUE(bits(ours.meant.dQ) == bits(gradients.dQ)) << d << given.name();
+        EXPECT_TRUE(bits(ours.meant.dK) == bits(gradients.dK)) << d << given.name();
+        EXPECT_TRUE(bits(ours.meant.dV) == bits(gradients.dV)) << d << given.name();
+      }
     }
 }
 
@@ -998,7 +1065,7 @@ TEST_F(scores, HopperRefusesInWords) {
   };
   Given both_of = alibi();
   both_of.cap = 2;
-  for (const bool forward : {true}) {
+  for (const bool forward : {true, false}) {
     for (const Given& given : {biased(), rotary(16), both_of})
       expect_words(why_not(64, given, forward),
                    {"scores: hopper takes ALiBi alone or a soft cap alone"});
@@ -1006,6 +1073,8 @@ TEST_F(scores, HopperRefusesInWords) {
                  {"scores: hopper takes a cap up to 1000, got 1001"});
     expect_words(why_not(20, alibi(), forward), {"scores: hopper wants", "d a multiple of 8"});
   }
+  expect_words(why_not(136, alibi(), false),
+               {"scores: hopper's backward takes d up to 128, got 136"});
 }
 #endif
 
@@ -1312,7 +1381,8 @@ TEST_F(scores, TensorCoresWantAPositiveScale) {
 TEST_F(scores, ScratchIsCounted) {
   const Problem p = sized_as(2, 4, 2, 130, 40, 16).p;
   EXPECT_EQ(walk::scratch_bytes<float>(p), 4u * 2 * 4 * 130);
-  EXPECT_EQ(walk::scratch_bytes<__half>(p), 2u * 4 * 2 * 4 * 256);
+  EXPECT_EQ(walk::scratch_bytes<__half>(p), 2u * 4 * 256 * (8 + (has_hopper() ? 64 * 4 : 0)) +
+                                                (has_hopper() ? 2u * 4 * 4 * 4 + 4 : 0));
 }
 
 // ---- what only the CPU can do, or only a GPU ----
