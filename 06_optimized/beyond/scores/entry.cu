@@ -79,7 +79,9 @@ void check_scores(const Problem& p, const Scores<T>& s) {
 
 // What the tensor cores' kernels want besides.
 template <class T>
-void check_half(const Problem& p) {
+void check_half([[maybe_unused]] const Problem& p, Kernel kernel) {
+  require(kernel >= Kernel::best && kernel <= Kernel::hopper, who,
+          ": kernel has the unknown value ", static_cast<int>(kernel));
   if constexpr (is_half<T>) {
     const std::string why = optimized::wrong_capability("fa2", 80, optimized::device_capability());
     require(why.empty(), who, ": ", why);
@@ -136,6 +138,18 @@ Change<T> change_of(const Problem& p, const Scores<T>& s) {
   return c;
 }
 
+// Is this call for hopper? Tensors: Forward<T> or Backward<T>.
+template <class Tensors, class T>
+bool takes_hopper(const Problem& p, const Tensors& t, const Change<T>& change, float scale,
+                  Kernel kernel) {
+  if (kernel == Kernel::fa2) return false;
+  std::string why_not = not_for_hopper(p, t, change, scale);
+  if (why_not.empty())
+    why_not = optimized::wrong_capability("hopper", 90, optimized::device_capability());
+  require(kernel != Kernel::hopper || why_not.empty(), who, ": ", why_not);
+  return why_not.empty();
+}
+
 // Regions of what the scores read and the tensors do not hold.
 template <class T>
 void check_apart(const Problem& p, const Scores<T>& s, std::span<const detail::Region> outputs) {
@@ -164,22 +178,34 @@ void forward(const Problem& p, const Forward<T>& t, const Scores<T>& scores,
   check_scores(p, scores);
   check_tensors(who, p, t);
   check_apart(p, scores, detail::outputs_of(p, t));
-  check_half<T>(p);
+  check_half<T>(p, options.kernel);
   check_blocks(p);
+  if (options.scratch.data)
+    check_scratch(who, options.scratch, "sizeof(unsigned)", sizeof(unsigned), alignof(unsigned));
   const Change<T> change = change_of(p, scores);
   if (p.B == 0 || p.Hq == 0 || p.Nq == 0) return;
   const float scale = float(p.softmax_scale());
-  if constexpr (is_half<T>)
-    launch_fa2(p, t, change, scale, options.stream);
-  else
+  if constexpr (is_half<T>) {
+    if (takes_hopper(p, t, change, scale, options.kernel))
+      launch_hopper(p, t, change, scale, static_cast<unsigned*>(options.scratch.data),
+                    options.stream);
+    else
+      launch_fa2(p, t, change, scale, options.stream);
+  } else {
     launch_tiled(p, t, change, scale, options.stream);
+  }
 }
 
 template <class T>
 std::size_t scratch_bytes(const Problem& p) {
   check_problem(who, p, widest<T>);
-  return is_half<T> ? 2 * sizeof(float) * std::size_t(p.B * p.Hq * padded_rows(p.Nq))
-                    : sizeof(float) * std::size_t(p.B * p.Hq * p.Nq);
+  if constexpr (is_half<T>) {
+    // Room for either kernel: LSE2, D, and on 9.0 hopper's sums, turns and counter.
+    const auto kernel = optimized::device_capability() == 90 ? optimized::BackwardKernel::hopper
+                                                             : optimized::BackwardKernel::swizzle;
+    return optimized::backward_scratch_bytes(p, {kernel, true});
+  }
+  return sizeof(float) * std::size_t(p.B * p.Hq * p.Nq);
 }
 
 template <class T>
@@ -217,7 +243,7 @@ void backward(const Problem& p, const Backward<T>& t, const Scores<T>& scores,
   check_apart(p, scores, outputs);
   if (dbias.data && rows)
     detail::check_regions(who, detail::inputs_of(p, t), std::span(outputs + 3, 1));
-  check_half<T>(p);
+  check_half<T>(p, options.kernel);
   check_blocks(p);
   check_scratch(who, options.scratch, "scratch_bytes()", scratch_bytes<T>(p), 16);
   const Change<T> change = change_of(p, scores);
@@ -230,6 +256,15 @@ void backward(const Problem& p, const Backward<T>& t, const Scores<T>& scores,
     passed.rows = padded_rows(p.Nq);
     passed.LSE2 = scratch;
     passed.D = scratch + padded;
+    if (takes_hopper(p, t, change, scale, options.kernel)) {
+      passed.dQ = passed.D + padded;
+      const std::int64_t sums = padded * optimized::Passed::padded(p.d);
+      // Behind them a turn for each 64 x 64, and a counter for blocks that stay, as at d <= 64.
+      int* const turns = reinterpret_cast<int*>(passed.dQ + sums);
+      if (options.deterministic) passed.turn = turns;
+      if (p.d <= 64) passed.taken = reinterpret_cast<unsigned*>(turns + sums / 4096);
+      return launch_hopper(p, t, change, scale, passed, options.stream);
+    }
     if (rows) optimized::launch_before(p, t, passed, options.stream);
     if (rows) launch_swizzle_dq(p, t, change, scale, passed, options.stream);
     if (keys) launch_swizzle_dkv(p, t, change, scale, passed, options.stream);

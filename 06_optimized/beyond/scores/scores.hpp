@@ -18,6 +18,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <string>
 
 #include "06_optimized/backward/backward.hpp"
 #include "common/core/cuda.hpp"
@@ -55,9 +56,23 @@ struct Scores {
   std::optional<std::int64_t> offset = std::nullopt;
 };
 
+// In 16 bits; fp32 has one kernel, whatever this says. hopper is for 9.0 alone, with ALiBi alone, a
+// soft cap up to 1000 alone, or neither, for d a multiple of 8 (in the backward at most 128) and
+// tensors whose addresses and strides are multiples of 16 bytes.
+enum class Kernel {
+  best,  // hopper if it can run, else fa2
+  fa2,   // and for the backward swizzle: all there is, compute capability 8.0 and later
+  hopper
+};
+
 struct Options {
   cudaStream_t stream = nullptr;
-  Scratch scratch = {};  // of the backward: scratch_bytes() of device memory, aligned to 16
+  // Of device memory: the backward wants scratch_bytes(), aligned to 16; the forward nothing. But
+  // with four bytes, aligned to 4, hopper counts its tiles, and takes them as SMs come free. What
+  // scratch holds before does not matter; calls that may run at the same time need one each.
+  Scratch scratch = {};
+  Kernel kernel = Kernel::best;
+  bool deterministic = false;  // hopper's backward, too, has the same bits in every run
 };
 
 // O = softmax(scores + mask) V and, if asked for, LSE. T is float (d <= 128, any finite scale), or
@@ -65,7 +80,8 @@ struct Options {
 // cap, slopes and bias divided by scale, and every score times log2 e, must be finite in fp32).
 // Masks, key lengths (clamped to [0, Nk]), groups, strides and rows that see nothing are those of
 // the course's other kernels. Rotated numbers are computed in fp32 and rounded to T once. tanh is
-// CUDA's tanhf, right to two units in the last place. The same bits from run to run.
+// CUDA's tanhf, right to two units in the last place; in hopper made of two instructions of the
+// hardware, so that a capped score is right to 2^-22 cap. The same bits from run to run.
 //
 // Throws std::invalid_argument, before any write, for arguments outside of this, and fa::CudaError
 // where CUDA fails. It cannot see how long slopes, tables and a bias are. Puts its work on the
@@ -123,6 +139,18 @@ void launch_dbias(const Problem& p, const Backward<float>& t, const Change<float
 template <class T>
 void launch_fa2(const Problem& p, const Forward<T>& t, const Change<T>& change, float scale,
                 cudaStream_t stream);
+template <class T>
+std::string not_for_hopper(const Problem& p, const Forward<T>& t, const Change<T>& change,
+                           float scale);
+template <class T>
+void launch_hopper(const Problem& p, const Forward<T>& t, const Change<T>& change, float scale,
+                   unsigned* taken, cudaStream_t stream);
+template <class T>
+std::string not_for_hopper(const Problem& p, const Backward<T>& t, const Change<T>& change,
+                           float scale);
+template <class T>
+void launch_hopper(const Problem& p, const Backward<T>& t, const Change<T>& change, float scale,
+                   const optimized::Passed& passed, cudaStream_t stream);
 template <class T>
 void launch_swizzle_dq(const Problem& p, const Backward<T>& t, const Change<T>& change, float scale,
                        const optimized::Passed& passed, cudaStream_t stream);

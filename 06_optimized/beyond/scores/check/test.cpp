@@ -272,6 +272,8 @@ struct ForwardOf {
   Asked<T> asked;
   ForwardCase<T> meant;
   Buffer<T> Q, K;  // as the kernel gets them
+  walk::Kernel kernel = walk::Kernel::best;
+  bool counted = false;  // has hopper scratch to count its tiles in?
 
   ForwardOf(const Spec& s, const Given& given) : asked(s, given), meant(s, true) {
     meant.spec.hooks = asked.hooks();
@@ -297,7 +299,11 @@ struct ForwardOf {
     const DeviceCopy copy(c.storage);
     Problem p = c.p;
     p.key_lengths = copy.at(p.key_lengths);
-    walk::forward(p, as_device<Device<T>>(on_device(copy, c.t)), asked.scores(copy));
+    const DeviceMemory counter(sizeof(unsigned));
+    FA_CUDA_CHECK(cudaMemset(counter.as<void>(), 0x11, counter.bytes()));
+    walk::Options options{nullptr, {}, kernel};
+    if (counted) options.scratch = counter;
+    walk::forward(p, as_device<Device<T>>(on_device(copy, c.t)), asked.scores(copy), options);
     FA_CUDA_CHECK(cudaDeviceSynchronize());
     copy.copy_back();
   }
@@ -320,6 +326,8 @@ struct BackwardOf {
   Buffer<float> dbias;
   bool wants_dbias;
   std::string fault;
+  walk::Kernel kernel = walk::Kernel::best;
+  bool deterministic = false;
 
   BackwardOf(const Spec& s, const Given& given)
       : asked(s, given), meant(s), wants_dbias(given.bias != Given::Bias::none) {
@@ -356,7 +364,7 @@ struct BackwardOf {
     const View<float> gradient =
         wants_dbias ? copy.at(asked.repeated(dbias.view())) : View<float>{};
     walk::backward(p, as_device<Device<T>>(on_device(copy, c.t)), asked.scores(copy), gradient,
-                   {nullptr, {scratch.as<void>(), bytes}});
+                   {nullptr, {scratch.as<void>(), bytes}, kernel, deterministic});
     FA_CUDA_CHECK(cudaDeviceSynchronize());
     copy.copy_back();
     std::vector<unsigned char> behind(strip);
@@ -433,14 +441,29 @@ struct BackwardOf {
   }
 };
 
+bool has_hopper() { return optimized::device_capability() == 90; }
+constexpr auto without_hopper = "hopper is for 9.0 alone";
+
+// May these be for hopper, so that fa2 has to be asked for by name?
+bool may_be_for_hopper(const Given& g) {
+  return has_hopper() && g.bias == Given::Bias::none && g.turned == 0;
+}
+
 template <class T>
 void both(const Spec& s, const Given& given) {
-  ForwardOf<T> forward(s, given);
-  forward.run();
-  EXPECT_EQ(forward.verdict(), "") << s.name() << given.name() << ", " << sizeof(T) << " bytes";
-  BackwardOf<T> backward(s, given);
-  backward.run();
-  EXPECT_EQ(backward.verdict(), "") << s.name() << given.name() << ", " << sizeof(T) << " bytes";
+  for (const walk::Kernel kernel : {walk::Kernel::best, walk::Kernel::fa2}) {
+    if (kernel == walk::Kernel::fa2 && (sizeof(T) == 4 || !may_be_for_hopper(given))) continue;
+    ForwardOf<T> forward(s, given);
+    forward.kernel = kernel;
+    forward.run();
+    EXPECT_EQ(forward.verdict(), "")
+        << s.name() << given.name() << ", " << sizeof(T) << " bytes, kernel " << int(kernel);
+    BackwardOf<T> backward(s, given);
+    backward.kernel = kernel;
+    backward.run();
+    EXPECT_EQ(backward.verdict(), "")
+        << s.name() << given.name() << ", " << sizeof(T) << " bytes, kernel " << int(kernel);
+  }
 }
 
 class scores : public GpuTest {};  // the tests' name is the walk's
@@ -694,6 +717,7 @@ TEST_F(scores, TurnedBeforehandIsTheSame) {
     for (bool interleaved : {false, true}) {
       const Spec s = sized_as(1, 2, 1, 70, 66, 32, Causal::top_left);
       ForwardOf<T> in_kernel(s, rotary(32, interleaved)), before(s, Given{});
+      before.kernel = walk::Kernel::fa2;
       in_kernel.run();
       before.Q = in_kernel.meant.Q;
       before.K = in_kernel.meant.K;
@@ -707,16 +731,20 @@ TEST_F(scores, TurnedBeforehandIsTheSame) {
 
 template <class T>
 std::vector<char> forward_bits(const Spec& s, const Given& given,
-                               const std::function<void(Asked<T>&)>& change) {
+                               const std::function<void(Asked<T>&)>& change,
+                               walk::Kernel kernel = walk::Kernel::fa2) {
   ForwardOf<T> c(s, given);
+  c.kernel = kernel;
   change(c.asked);
   c.run();
   return c.all_bits();
 }
 template <class T>
 std::vector<char> gradient_bits(const Spec& s, const Given& given,
-                                const std::function<void(Asked<T>&)>& change) {
+                                const std::function<void(Asked<T>&)>& change,
+                                walk::Kernel kernel = walk::Kernel::fa2) {
   BackwardOf<T> c(s, Given{});  // O and LSE of a plain forward
+  c.kernel = kernel;
   c.asked = Asked<T>(s, given);
   change(c.asked);
   c.run();
@@ -755,6 +783,7 @@ TEST_F(scores, PlainIsTheCoursesOwn) {
   for (Int d : {64, 100}) {
     const Spec s = sized_as(1, 2, 1, 70, 66, d, Causal::bottom_right);
     ForwardOf<bf16> walked(s, Given{});
+    walked.kernel = walk::Kernel::fa2;
     walked.run();
     ForwardCase<bf16> course(s, true);
     on_gpu_forward<bf16>([](const Problem& p, const Forward<bf16>& t) {
@@ -767,6 +796,7 @@ TEST_F(scores, PlainIsTheCoursesOwn) {
     EXPECT_TRUE(walked.all_bits() == want) << d;
 
     BackwardOf<bf16> back(s, Given{});
+    back.kernel = walk::Kernel::fa2;
     back.run();
     BackwardCase<bf16> gradients(s);
     on_gpu_backward<bf16>([](const Problem& p, const Backward<bf16>& t) {
@@ -781,6 +811,270 @@ TEST_F(scores, PlainIsTheCoursesOwn) {
     EXPECT_TRUE(bits(back.meant.dK) == bits(gradients.dK)) << d;
     EXPECT_TRUE(bits(back.meant.dV) == bits(gradients.dV)) << d;
   }
+}
+#endif
+
+// ---- hopper ----
+
+#ifndef FA_WITHOUT_HALF
+template <class T>
+void by_hopper(const Spec& s, const Given& given) {
+  ForwardOf<T> f(s, given);
+  f.kernel = walk::Kernel::hopper;
+  f.run();
+  EXPECT_EQ(f.verdict(), "") << s.name() << given.name();
+}
+
+template <class T>
+void back_by_hopper(const Spec& s, const Given& given, const std::vector<float>& slopes = {}) {
+  for (const bool deterministic : {false, true}) {
+    BackwardOf<T> f(s, given);
+    if (!slopes.empty()) {
+      f.asked.slopes = slopes;
+      f.meant.fill_context();
+    }
+    f.kernel = walk::Kernel::hopper;
+    f.deterministic = deterministic;
+    f.run();
+    EXPECT_EQ(f.verdict(), "") << s.name() << given.name() << (deterministic ? ", in turns" : "");
+  }
+}
+
+// Several tiles of everything: masks and lengths, groups, types, dimensions.
+void hopper_forward(std::initializer_list<Int> dimensions) {
+  if (!has_hopper()) GTEST_SKIP() << without_hopper;
+  const Int N = sized(900, 300);
+  std::size_t n = 0;
+  for (Int d : dimensions)
+    for (const Given& given : {alibi(), capped(2)})
+      for (const Causal causal : {Causal::none, Causal::top_left, Causal::bottom_right}) {
+        Spec s = sized_as(1, 2, 1, N - 50, N, d, causal);
+        if (n++ % 2) s = sized_as(2, 2, 1, N / 2, N - 7, d, causal, {N - 30, 3});
+        n % 3 ? by_hopper<bf16>(s, given) : by_hopper<half>(s, given);
+      }
+}
+TEST_F(scores, HopperForward) { hopper_forward({64, 128}); }
+TEST_F(scores, HopperForwardOddAndWide) { hopper_forward({40, 256}); }
+
+void hopper_backward(std::initializer_list<Int> dimensions) {
+  if (!has_hopper()) GTEST_SKIP() << without_hopper;
+  const Int N = sized(700, 280);
+  std::size_t n = 0;
+  for (Int d : dimensions)
+    for (const Given& given : {alibi(), capped(2)})
+      for (const Causal causal : {Causal::none, Causal::top_left, Causal::bottom_right}) {
+        Spec s = sized_as(1, 2, 1, N - 50, N, d, causal);
+        if (n++ % 2) s = sized_as(2, 2, 1, N / 2, N - 7, d, causal, {N - 30, 3});
+        if (n % 3)
+          back_by_hopper<bf16>(s, given);
+        else
+          back_by_hopper<half>(s, given);
+      }
+  for (const Given& given : {alibi(), capped(2)})  // no mask, whole tiles
+    back_by_hopper<bf16>(sized_as(1, 4, 2, 150, 256, *dimensions.begin()), given);
+}
+TEST_F(scores, HopperBackward) { hopper_backward({64, 128}); }
+TEST_F(scores, HopperBackwardOdd) { hopper_backward({40, 96}); }
+
+// Positions before all keys, among them and behind them all; with slopes that add as they go, too.
+TEST_F(scores, HopperDistancesOnBothSides) {
+  if (!has_hopper()) GTEST_SKIP() << without_hopper;
+  for (Int offset : {-500, -120, 0, 77, 1000}) {
+    Given moved = alibi();
+    moved.offset = offset;
+    for (Int d : {64, 128}) {
+      by_hopper<bf16>(sized_as(1, 2, 1, 230, 450, d), moved);
+      if (offset > -500) back_by_hopper<bf16>(sized_as(1, 2, 1, 230, 350, d), moved);
+    }
+  }
+  for (const Causal causal : {Causal::none, Causal::bottom_right}) {
+    ForwardOf<bf16> f(sized_as(1, 2, 1, 200, 300, 64, causal), alibi());
+    f.asked.slopes = {-0.02f, 0.03f};
+    f.kernel = walk::Kernel::hopper;
+    f.run();
+    EXPECT_EQ(f.verdict(), "") << int(causal);
+    back_by_hopper<bf16>(sized_as(1, 2, 1, 200, 300, 64, causal), alibi(), {-0.02f, 0.03f});
+  }
+}
+
+// Far away O is what it is near by: behind a mask, and without one, on either side.
+TEST_F(scores, HopperFarAway) {
+  if (!has_hopper()) GTEST_SKIP() << without_hopper;
+  for (const Causal causal : {Causal::none, Causal::bottom_right})
+    for (const double sign : {1., -1.}) {
+      if (causal != Causal::none && sign < 0) continue;
+      std::vector<double> O[2];
+      for (const bool far : {false, true}) {
+        Given moved = alibi();
+        moved.offset = Int(sign) * (far ? Int(1) << 20 : 1000);
+        ForwardOf<bf16> f(sized_as(1, 1, 1, 70, 300, 64, causal), moved);
+        f.asked.slopes = {0.03f};
+        f.kernel = walk::Kernel::hopper;
+        f.run();
+        f.meant.O.for_each([&](Int b, Int h, Int i, Int x) {
+          O[far].push_back(double(f.meant.O.at(b, h, i, x)));
+        });
+      }
+      for (std::size_t n = 0; n < O[0].size(); ++n)
+        EXPECT_NEAR(O[0][n], O[1][n], 1e-6) << n << " " << sign;
+    }
+}
+
+TEST_F(scores, HopperSlopesOfBatchAndHead) {
+  if (!has_hopper()) GTEST_SKIP() << without_hopper;
+  Given given = alibi();
+  given.slopes_of_batch = true;
+  const Spec s = sized_as(2, 4, 2, 140, 200, 64, Causal::none, {200, 17});
+  by_hopper<bf16>(s, given);
+  back_by_hopper<bf16>(s, given);
+}
+
+// Tiny ones make every score the cap; at the largest one an error of 2^-22 is the cap's own.
+TEST_F(scores, HopperCapsOfAllSizes) {
+  if (!has_hopper()) GTEST_SKIP() << without_hopper;
+  const Spec s = sized_as(1, 1, 1, 70, 140, 64);
+  for (double cap : {1e-37, 1e-3, 0.3, 5., 50., 1000.}) by_hopper<bf16>(s, capped(cap));
+  for (double cap : {0.3, 5., 50., 1000.}) back_by_hopper<bf16>(s, capped(cap));
+  const auto bits_by = [&](walk::Kernel kernel, double cap) {
+    return forward_bits<bf16>(
+        s, capped(cap), [](Asked<bf16>&) {}, kernel);
+  };
+  EXPECT_TRUE(bits_by(walk::Kernel::best, 1001) == bits_by(walk::Kernel::fa2, 1001));
+  EXPECT_FALSE(bits_by(walk::Kernel::best, 3) == bits_by(walk::Kernel::fa2, 3));
+}
+
+// Tiles of 192 rows, whose last group has none; and short sequences behind a mask.
+TEST_F(scores, HopperWithTallTiles) {
+  if (!has_hopper()) GTEST_SKIP() << without_hopper;
+  for (const Causal causal : {Causal::none, Causal::bottom_right})
+    for (const Given& given : {alibi(), capped(2)})
+      by_hopper<bf16>(sized_as(1, 2, 1, 300, causal == Causal::none ? 300 : 1100, 64, causal),
+                      given);
+}
+
+// Two blocks to a pair: long rows without a mask.
+TEST_F(scores, HopperInPairs) {
+  if (!has_hopper()) GTEST_SKIP() << without_hopper;
+  Given moved = alibi();
+  moved.offset = 4000;
+  for (const Given& given : {moved, capped(2)})
+    by_hopper<bf16>(sized_as(1, 1, 1, 200, 8200, 72), given);
+}
+
+TEST_F(scores, HopperWhereNobodyLooks) {
+  if (!has_hopper()) GTEST_SKIP() << without_hopper;
+  for (const Given& given : {alibi(), capped(2)})
+    for (Int d : {64, 128}) {
+      by_hopper<bf16>(sized_as(1, 2, 1, 300, 40, d, Causal::bottom_right), given);
+      by_hopper<bf16>(sized_as(2, 1, 1, 150, 140, d, Causal::none, {0, 139}), given);
+      back_by_hopper<bf16>(sized_as(1, 2, 1, 300, 40, d, Causal::bottom_right), given);
+      back_by_hopper<bf16>(sized_as(2, 1, 1, 150, 140, d, Causal::none, {0, 139}), given);
+    }
+}
+
+TEST_F(scores, HopperCountsItsTilesWhereItHasScratch) {
+  if (!has_hopper()) GTEST_SKIP() << without_hopper;
+  const Int N = sized(900, 300);
+  for (const Given& given : {Given{}, alibi(), capped(2)}) {
+    std::vector<char> all[2];
+    for (const bool counted : {false, true}) {
+      ForwardOf<bf16> f(sized_as(2, 4, 2, N, N - 20, 128, Causal::bottom_right), given);
+      f.kernel = walk::Kernel::hopper;
+      f.counted = counted;
+      f.run();
+      EXPECT_EQ(f.verdict(), "") << given.name();
+      all[counted] = f.all_bits();
+    }
+    EXPECT_TRUE(all[0] == all[1]) << given.name();
+  }
+}
+
+// A NaN of a key reaches the rows that see it, and no other; with a cap its neighbour must not
+// bring it to them. What is padded holds NaN, too.
+TEST_F(scores, HopperKeepsNaNWhereItIs) {
+  if (!has_hopper()) GTEST_SKIP() << without_hopper;
+  for (const Given& given : {alibi(), capped(2)})
+    for (Int key : {64, 65, 129, 170, 171}) {
+      ForwardOf<bf16> f(sized_as(1, 1, 1, 200, 200, 64, Causal::top_left, {170}), given);
+      f.K.at(0, 0, key, 5) = bf16(std::nanf(""));
+      f.kernel = walk::Kernel::hopper;
+      f.run();
+      f.meant.O.for_each([&](Int b, Int h, Int i, Int x) {
+        EXPECT_EQ(std::isnan(float(f.meant.O.at(b, h, i, x))), key < 170 && i >= key)
+            << key << ", row " << i << given.name();
+      });
+    }
+}
+
+// The bits of the stage's own hopper: where nothing is asked for, and where slopes are 0.
+TEST_F(scores, HopperPlainIsTheStagesOwn) {
+  if (!has_hopper()) GTEST_SKIP() << without_hopper;
+  for (const Causal causal : {Causal::none, Causal::bottom_right})
+    for (Int d : {64, 128, 256}) {
+      const Spec s = sized_as(1, 2, 1, 200, 330, d, causal, {310});
+      ForwardCase<bf16> stage(s, true);
+      on_gpu_forward<bf16>([](const Problem& p, const Forward<bf16>& t) {
+        const DeviceMemory scratch(sizeof(unsigned));
+        optimized::Options options;
+        options.kernel = optimized::Kernel::hopper;
+        options.scratch = scratch;
+        optimized::forward(p, as_device<__nv_bfloat16>(t), options);
+        FA_CUDA_CHECK(cudaDeviceSynchronize());
+      })(stage.call());
+      std::vector<char> want = bits(stage.O);
+      for (char c : bits(stage.LSE)) want.push_back(c);
+      const auto no_slope = [](Asked<bf16>& a) {
+        std::fill(a.slopes.begin(), a.slopes.end(), 0.f);
+      };
+      const auto as_it_is = [](Asked<bf16>&) {};
+      EXPECT_TRUE(forward_bits<bf16>(s, Given{}, as_it_is, walk::Kernel::hopper) == want) << d;
+      EXPECT_TRUE(forward_bits<bf16>(s, alibi(), no_slope, walk::Kernel::hopper) == want) << d;
+      if (d > 128) continue;
+      BackwardCase<bf16> gradients(s);
+      on_gpu_backward<bf16>([](const Problem& p, const Backward<bf16>& t) {
+        optimized::BackwardOptions options;
+        options.kernel = optimized::BackwardKernel::hopper;
+        options.deterministic = true;
+        const DeviceMemory scratch(optimized::backward_scratch_bytes(p, options));
+        options.scratch = scratch;
+        optimized::backward(p, as_device<__nv_bfloat16>(t), options);
+        FA_CUDA_CHECK(cudaDeviceSynchronize());
+      })(gradients.call());
+      for (const Given& given : {Given{}, alibi()}) {
+        BackwardOf<bf16> ours(s, Given{});  // O and LSE of a plain forward
+        ours.asked = Asked<bf16>(s, given);
+        no_slope(ours.asked);
+        ours.kernel = walk::Kernel::hopper;
+        ours.deterministic = true;
+        ours.run();
+        EXPECT_TRUE(bits(ours.meant.dQ) == bits(gradients.dQ)) << d << given.name();
+        EXPECT_TRUE(bits(ours.meant.dK) == bits(gradients.dK)) << d << given.name();
+        EXPECT_TRUE(bits(ours.meant.dV) == bits(gradients.dV)) << d << given.name();
+      }
+    }
+}
+
+TEST_F(scores, HopperRefusesInWords) {
+  if (!has_hopper()) GTEST_SKIP() << without_hopper;
+  const auto why_not = [](Int d, const Given& given, bool forward) {
+    const Spec s = sized_as(1, 1, 1, 20, 130, d);
+    ForwardOf<bf16> f(s, given);
+    BackwardOf<bf16> b(s, given);
+    f.kernel = b.kernel = walk::Kernel::hopper;
+    return refusal([&] { forward ? f.run() : b.run(); });
+  };
+  Given both_of = alibi();
+  both_of.cap = 2;
+  for (const bool forward : {true, false}) {
+    for (const Given& given : {biased(), rotary(16), both_of})
+      expect_words(why_not(64, given, forward),
+                   {"scores: hopper takes ALiBi alone or a soft cap alone"});
+    expect_words(why_not(64, capped(1001), forward),
+                 {"scores: hopper takes a cap up to 1000, got 1001"});
+    expect_words(why_not(20, alibi(), forward), {"scores: hopper wants", "d a multiple of 8"});
+  }
+  expect_words(why_not(136, alibi(), false),
+               {"scores: hopper's backward takes d up to 128, got 136"});
 }
 #endif
 
@@ -1087,7 +1381,8 @@ TEST_F(scores, TensorCoresWantAPositiveScale) {
 TEST_F(scores, ScratchIsCounted) {
   const Problem p = sized_as(2, 4, 2, 130, 40, 16).p;
   EXPECT_EQ(walk::scratch_bytes<float>(p), 4u * 2 * 4 * 130);
-  EXPECT_EQ(walk::scratch_bytes<__half>(p), 2u * 4 * 2 * 4 * 256);
+  EXPECT_EQ(walk::scratch_bytes<__half>(p), 2u * 4 * 256 * (8 + (has_hopper() ? 64 * 4 : 0)) +
+                                                (has_hopper() ? 2u * 4 * 4 * 4 + 4 : 0));
 }
 
 // ---- what only the CPU can do, or only a GPU ----
