@@ -1383,6 +1383,11 @@ TEST_F(scores, ScratchIsCounted) {
   EXPECT_EQ(walk::scratch_bytes<float>(p), 4u * 2 * 4 * 130);
   EXPECT_EQ(walk::scratch_bytes<__half>(p), 2u * 4 * 256 * (8 + (has_hopper() ? 64 * 4 : 0)) +
                                                 (has_hopper() ? 2u * 4 * 4 * 4 + 4 : 0));
+  // However large its groups are, whatever its mask.
+  Problem grouped = sized_as(1, 8, 1, 130, 40, 128).p;
+  const std::size_t bytes = walk::scratch_bytes<__half>(grouped);
+  grouped.causal = Causal::bottom_right;
+  EXPECT_EQ(walk::scratch_bytes<__half>(grouped), bytes);
 }
 
 // ---- what only the CPU can do, or only a GPU ----
@@ -1402,6 +1407,13 @@ TEST_F(scores, EarlyAndAtRandom) {
       const emulator::WithSchedule until_the_end(now);
       both<T>(sized_as(1, 1, 1, 40, 70, 72), all_of(72));
       both<T>(sized_as(1, 1, 1, 40, 70, 72), biased());
+#ifndef FA_WITHOUT_HALF
+      if (!std::is_same_v<T, bf16> || !has_hopper()) continue;
+      for (const Given& given : {alibi(), capped(2)}) {
+        by_hopper<bf16>(sized_as(1, 2, 1, 210, 200, 64), given);
+        back_by_hopper<bf16>(sized_as(1, 2, 1, 140, 150, 64), given);
+      }
+#endif
     }
   });
 }
