@@ -935,6 +935,7 @@ TEST_F(scores, HopperCapsOfAllSizes) {
   const Spec s = sized_as(1, 1, 1, 70, 140, 64);
   for (double cap : {1e-37, 1e-3, 0.3, 5., 50., 1000.}) by_hopper<bf16>(s, capped(cap));
   for (double cap : {0.3, 5., 50., 1000.}) back_by_hopper<bf16>(s, capped(cap));
+  by_hopper<bf16>(sized_as(1, 1, 1, 20, 40, 128), capped(1000));
   const auto bits_by = [&](walk::Kernel kernel, double cap) {
     return forward_bits<bf16>(
         s, capped(cap), [](Asked<bf16>&) {}, kernel);
