@@ -14,10 +14,6 @@ namespace {
 
 constexpr const char* who = "masks";
 
-// Whose scratch has room for either kernel of the backward: LSE2, D, and hopper's sums, turns and
-// counter.
-constexpr optimized::BackwardOptions in_turns{optimized::BackwardKernel::best, true};
-
 template <class T>
 constexpr bool is_half = std::is_same_v<T, __half> || std::is_same_v<T, __nv_bfloat16>;
 
@@ -181,7 +177,13 @@ void forward(const Problem& p, const Pattern& pattern, const Forward<T>& t,
 template <class T>
 std::size_t scratch_bytes(const Problem& p) {
   check_sizes<T>(p);
-  if constexpr (is_half<T>) return optimized::backward_scratch_bytes(p, in_turns);
+  if constexpr (is_half<T>) {
+    // Room for either kernel: LSE2, D, and on 9.0 hopper's sums, turns and counter. By name: with a
+    // mask and large groups the stage's best in turns is another one.
+    const auto kernel = optimized::device_capability() == 90 ? optimized::BackwardKernel::hopper
+                                                             : optimized::BackwardKernel::swizzle;
+    return optimized::backward_scratch_bytes(p, {kernel, true});
+  }
   return sizeof(float) * std::size_t(p.B * p.Hq * p.Nq);
 }
 
@@ -217,11 +219,13 @@ void backward(const Problem& p, const Pattern& pattern, const Backward<T>& t, fl
     if (const auto mask = plain_mask(p, window); mask && options.kernel == Kernel::best) {
       Problem plain = p;
       plain.causal = *mask;
-      optimized::backward(plain, t,
-                          {.deterministic = options.deterministic,
-                           .stream = options.stream,
-                           .scratch = options.scratch});
-      return;
+      const optimized::BackwardOptions same{.deterministic = options.deterministic,
+                                            .stream = options.stream,
+                                            .scratch = options.scratch};
+      if (optimized::backward_scratch_bytes(plain, same) <= options.scratch.bytes) {
+        optimized::backward(plain, t, same);
+        return;
+      }
     }
   const float scale = float(p.softmax_scale());
   Statistics s{};

@@ -15,25 +15,21 @@
 
 namespace fa::scores {
 
-// f(built), as std::integral_constant, of a kernel that has all that is asked for.
+// f(built), as std::integral_constant, of the kernel for a change. Where no GPU runs it, and a
+// sanitizer or a mistake is at work, there is one that has all lines.
 template <class T, class F>
 void with_changes([[maybe_unused]] const Change<T>& change, const F& f) {
-#if defined(FA_ONE_FOR_ALL)
-  constexpr bool one = true;
-#elif defined(FA_ONE_FOR_FP16)
-  constexpr bool one = std::is_same_v<T, __half>;
+#ifdef FA_ONE_FOR_ALL
+  f(std::integral_constant<int, with_all>());
 #else
-  constexpr bool one = false;
+  const bool capped = change.parts & with_cap;
+  capped ? f(std::integral_constant<int, with_cap>())
+         : f(std::integral_constant<int, with_alibi>());
 #endif
-  if constexpr (one)
-    f(std::integral_constant<int, with_all>());
-  else
-    change.parts& with_cap ? f(std::integral_constant<int, with_cap>())
-                           : f(std::integral_constant<int, with_alibi>());
 }
 
-// A larger one is fa2's: to within 2^-22 of the cap is not enough.
-constexpr float most_cap = 1000;
+// A larger one is fa2's: to within 2^-22 of the cap is not enough. In units and back it is rounded.
+constexpr float most_cap = 1000 * 1.00001f;
 
 // Why hopper takes none of these changes, or "".
 template <class T>

@@ -117,7 +117,7 @@ __device__ void push(optimized::Shared<Tiles, T>& shared, const Problem& p, cons
 
 // P_ij = 2^(c S_ij + first[r] + line place - LSE2_i), with what ALiBi lacks as yet, in base 2; and
 // P rounded. With a cap S is t = tanh, and P then times 1 - t^2; hidden ones are -inf, and 0.
-template <int built, class T, int n, int Br>
+template <int built, bool masked, class T, int n, int Br>
 __device__ void exponentials(float (&P)[n], std::uint32_t (&rounded)[n / 8][4], const float (&S)[n],
                              float c, bool capped, const float (&first)[2], float line,
                              const float (&LSE2)[Br], int lane) {
@@ -133,8 +133,9 @@ __device__ void exponentials(float (&P)[n], std::uint32_t (&rounded)[n / 8][4], 
     P[i + 1] = ex2(fmaf(S[i + 1], c, -L.y));
     rounded[i / 8][i / 2 % 4] = rounded_pair<T>(P[i], P[i + 1]);
     if (!capped) continue;
-    P[i] *= fmaxf(fmaf(-S[i], S[i], 1), 0);
-    P[i + 1] *= fmaxf(fmaf(-S[i + 1], S[i + 1], 1), 0);
+    const float x = fmaf(-S[i], S[i], 1), y = fmaf(-S[i + 1], S[i + 1], 1);
+    P[i] *= masked ? fmaxf(x, 0) : x;
+    P[i + 1] *= masked ? fmaxf(y, 0) : y;
   }
 }
 
@@ -249,7 +250,8 @@ __device__ void compute(optimized::Shared<Tiles, T>& shared, const Maps& maps, c
         issue_pairs(dP, V, shared.dO[now]);
         if (has_cap) tanh.template of<2>(S);
         if (masked && i0 < seen.all) hide(S, seen.hidden(i0, lane).of_key, -INFINITY);
-        exponentials<built, T>(P, rounded_P, S, c, has_cap, first_of, line, shared.LSE2[now], lane);
+        exponentials<built, masked, T>(P, rounded_P, S, c, has_cap, first_of, line,
+                                       shared.LSE2[now], lane);
         if (!Tiles::late_dV) issue_sum(dV, rounded_P, shared.dO[now]);
         // dS, with d = 128 while dV is under way. Its buffer is free: the other group is done with
         // the step before the last, since it has written dS of the last one.

@@ -1219,6 +1219,11 @@ TEST_F(masks, ScratchIsCounted) {
   const bool hopper = optimized::device_capability() == 90;
   EXPECT_EQ(walk::scratch_bytes<__half>(p),
             2u * 4 * 256 * (8 + (hopper ? 64 * 4 : 0)) + (hopper ? 2u * 4 * 4 * 4 + 4 : 0));
+  // However large its groups are, whatever its mask.
+  Problem grouped = sized_as(1, 8, 1, 130, 40, 128).p;
+  const std::size_t bytes = walk::scratch_bytes<__half>(grouped);
+  grouped.causal = Causal::bottom_right;
+  EXPECT_EQ(walk::scratch_bytes<__half>(grouped), bytes);
 }
 
 // ---- what only the CPU can do, or only a GPU ----

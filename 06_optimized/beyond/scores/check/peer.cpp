@@ -1,6 +1,7 @@
 // Attention with changed scores as C functions, for scores_bench.py; part of libstage06_peer.so.
 #include "06_optimized/beyond/scores/check/peer.hpp"
 
+#include <algorithm>
 #include <cstdint>
 
 #include "06_optimized/beyond/scores/scores.hpp"
@@ -36,6 +37,14 @@ scores::Scores<T> scores_of(const fa_scores_call& c) {
   return s;
 }
 
+// With scratch hopper counts its tiles.
+scores::Options options_of(const fa_scores_call& c) {
+  return {static_cast<cudaStream_t>(c.stream),
+          {c.scratch, std::size_t(c.scratch_bytes)},
+          static_cast<scores::Kernel>(std::min(c.kernel, std::int64_t(2))),
+          c.kernel == 3};
+}
+
 }  // namespace
 
 // Null, or what is wrong.
@@ -44,7 +53,7 @@ extern "C" const char* fa_scores_forward(const fa_scores_call* c) {
     scores::forward<T>(problem_of(*c),
                        {view(*c, c->Q), view(*c, c->K), view(*c, c->V), view(*c, c->O),
                         static_cast<float*>(c->LSE)},
-                       scores_of(*c), {static_cast<cudaStream_t>(c->stream), {}});
+                       scores_of(*c), options_of(*c));
   });
 }
 extern "C" const char* fa_scores_backward(const fa_scores_call* c) {
@@ -55,8 +64,7 @@ extern "C" const char* fa_scores_backward(const fa_scores_call* c) {
         problem_of(*c),
         {view(*c, c->Q), view(*c, c->K), view(*c, c->V), view(*c, c->O), view(*c, c->dO),
          static_cast<const float*>(c->LSE), view(*c, c->dQ), view(*c, c->dK), view(*c, c->dV)},
-        scores_of(*c), dbias,
-        {static_cast<cudaStream_t>(c->stream), {c->scratch, std::size_t(c->scratch_bytes)}});
+        scores_of(*c), dbias, options_of(*c));
   });
 }
 

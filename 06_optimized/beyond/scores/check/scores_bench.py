@@ -2,13 +2,15 @@
 
     python3 06_optimized/beyond/scores/check/scores_bench.py build/06_optimized/libstage06_peer.so scores.json
 
-Needs PyTorch and a GPU. bf16, causal, 16 heads of d = 128 and 64, N = 4,096 and 16,384 with B N = 16,384; forward and
-backward. Ours: `plain` is the course's own fa2 and swizzle; `walk` is this walk with nothing asked for; then ALiBi, a
-soft cap, a bias [1, H, N, N] (its backward with dbias and without) and rotary positions, each alone. Beside them
-PyTorch's FlashAttention (plain, and with alibi_slopes, where it was built with them), scaled_dot_product_attention with
-the bias as attn_mask, positions turned by PyTorch before the course's plain kernels, and FlexAttention with a score_mod
-(--flex says at how many settings; each takes PyTorch some ten seconds to compile). FlashAttention-3 has the soft cap
-alone of these changes, and is there with --fa3, the library that 06_optimized/check/fa3/build.py --walks builds.
+Needs PyTorch and a GPU. bf16, 16 heads of d = 128 and 64, N = 4,096 and 16,384 with B N = 16,384; forward and backward.
+With a causal mask, `plain` is the course's own fa2 and swizzle, and `plain_hopper` its hopper; `walk` is this walk's fa2
+with nothing asked for; then ALiBi, a soft cap, a bias [1, H, N, N] (its backward with dbias and without) and rotary
+positions, each alone: `ours`, what forward() and backward() take here, and, where that may be hopper, also `fa2`, by
+name. Beside them PyTorch's FlashAttention (plain, and with alibi_slopes, where it was built with them),
+scaled_dot_product_attention with the bias as attn_mask, positions turned by PyTorch before the course's plain kernels,
+and FlexAttention with a score_mod (--flex says at how many settings; each takes PyTorch some ten seconds to compile).
+FlashAttention-3 has the soft cap alone of these changes, and is there with --fa3, the library that
+06_optimized/check/fa3/build.py --walks builds. Without a mask: both plain kernels, ALiBi, the soft cap.
 
 All contenders of a setting are timed once a round, in an order drawn anew, so that ratios can be taken round by round.
 What each of them writes is compared with fp64 before and after: O and dQ in some rows, dK and dV of some keys.
@@ -42,7 +44,7 @@ ROOT = Path(__file__).resolve().parents[4]
 HEADS, CAP, TOKENS = 16, 15.0, 16384
 SAMPLES = 3  # rows, and keys, that are compared
 TOLERANCE = 2e-2
-CHANGES = ("plain", "alibi", "softcap", "bias", "rotary")
+BEST, FA2 = 0, 1  # kernels of struct fa_scores_call
 Row = dict[str, Any]
 Launch = Callable[[], None]
 
@@ -58,7 +60,7 @@ class Call(ctypes.Structure):
     """struct fa_scores_call of peer.hpp."""
 
     _fields_ = ([(name, ctypes.c_int64) for name in ("B", "H", "N", "d", "causal", "positions", "dims", "interleaved",
-                                                     "bias_batch", "bias_head", "bias_row", "scratch_bytes")]
+                                                     "bias_batch", "bias_head", "bias_row", "scratch_bytes", "kernel")]
                 + [("cap", ctypes.c_double)]
                 + [(name, ctypes.c_void_p) for name in ("Q", "K", "V", "O", "LSE", "dO", "dQ", "dK", "dV", "slopes", "bias",
                                                         "cos", "sin", "dbias", "scratch", "stream")])
@@ -82,13 +84,18 @@ class Setting:
     N: int
     d: int
     flex: bool = False  # FlexAttention beside the plain kernel, and nobody else
+    causal: bool = True
 
     @property
     def B(self) -> int:
         return max(1, TOKENS // self.N)
 
+    @property
+    def kind(self) -> str:
+        return "flex" if self.flex else "main" if self.causal else "no mask"
+
     def __str__(self) -> str:
-        return f"B {self.B}, H {HEADS}, N {self.N}, d {self.d}" + (", FlexAttention" if self.flex else "")
+        return f"B {self.B}, H {HEADS}, N {self.N}, d {self.d}" + ("" if self.kind == "main" else f", {self.kind}")
 
 
 # ---------------------------------------------------------------- what is computed
@@ -109,12 +116,13 @@ class Tensors:
         self.O, self.dQ, self.dK, self.dV = (torch.empty_like(self.Q) for _ in range(4))
         self.LSE = torch.empty(shape[:3], device="cuda", dtype=torch.float32)
         self.slopes = torch.tensor([2.0 ** (-8 * (h + 1) / HEADS) for h in range(HEADS)], device="cuda", dtype=torch.float32)
-        self.bias = torch.randn(1, HEADS, s.N, s.N, device="cuda", dtype=torch.bfloat16)
-        self.dbias = torch.empty(1, HEADS, s.N, s.N, device="cuda", dtype=torch.float32)
+        far = s.N if s.causal else 0
+        self.bias = torch.randn(1, HEADS, far, far, device="cuda", dtype=torch.bfloat16)
+        self.dbias = torch.empty(1, HEADS, far, far, device="cuda", dtype=torch.float32)
         angles = torch.outer(torch.arange(s.N, device="cuda", dtype=torch.float64),
                              10000.0 ** (-torch.arange(0, s.d, 2, device="cuda", dtype=torch.float64) / s.d))
         self.cos, self.sin = angles.cos().float(), angles.sin().float()
-        self.scratch = torch.empty(1 << 24, device="cuda", dtype=torch.uint8)
+        self.scratch = torch.empty(1 << 28, device="cuda", dtype=torch.uint8)
         self.samples = [(random.randrange(s.B), random.randrange(HEADS), random.randrange(s.N // 2, s.N))
                         for _ in range(SAMPLES)]
         self.want: dict[tuple[str, str, int], torch.Tensor] = {}
@@ -134,7 +142,7 @@ class Tensors:
             s = s - self.slopes[h].double() * (i - j).abs()
         elif change == "bias":
             s = s + self.bias[0, h][i, j].double()
-        return s.masked_fill(j > i, -math.inf), slope
+        return (s.masked_fill(j > i, -math.inf) if self.setting.causal else s), slope
 
     def expect(self, change: str) -> None:
         """In fp64: O and dQ of each sampled row; dK and dV of the sampled key that is half as far along."""
@@ -228,9 +236,10 @@ class Library:
         except (OSError, AttributeError) as error:
             sys.exit(f"scores_bench.py: {path}: {error}")
 
-    def call(self, t: Tensors, change: str, dbias: bool = True) -> Call:
+    def call(self, t: Tensors, change: str, kernel: int, dbias: bool) -> Call:
         s = t.setting
-        call = Call(B=s.B, H=HEADS, N=s.N, d=s.d, causal=1, Q=t.Q.data_ptr(), K=t.K.data_ptr(), V=t.V.data_ptr(),
+        call = Call(B=s.B, H=HEADS, N=s.N, d=s.d, causal=int(s.causal), kernel=kernel, Q=t.Q.data_ptr(), K=t.K.data_ptr(),
+                    V=t.V.data_ptr(),
                     O=t.O.data_ptr(), LSE=t.LSE.data_ptr(), dO=t.dO.data_ptr(), dQ=t.dQ.data_ptr(), dK=t.dK.data_ptr(),
                     dV=t.dV.data_ptr(), scratch=t.scratch.data_ptr(), scratch_bytes=t.scratch.numel())
         if change == "alibi":
@@ -248,28 +257,29 @@ class Library:
             raise Failed(f"needs {size.value} bytes of scratch, the benchmark has {t.scratch.numel()}")
         return call
 
-    def walk(self, t: Tensors, change: str, way: str, dbias: bool = True) -> Contender:
-        call = self.call(t, change, dbias)
+    def walk(self, t: Tensors, who: str, change: str, way: str) -> Contender:
+        dbias = who != "ours_without_dbias"
+        call = self.call(t, change, FA2 if who in ("walk", "fa2") else BEST, dbias)
 
         def run(function: str) -> Launch:
             def launch() -> None:
                 call.stream = torch.cuda.current_stream().cuda_stream
                 complain(getattr(self.c, function)(ctypes.byref(call)))
             return launch
-        who = "walk" if change == "plain" else "ours" if dbias else "ours_without_dbias"
         names = ("O",) if way == "forward" else ("dQ", "dK", "dV", *(("dbias",) if change == "bias" and dbias else ()))
         return Contender(who, change, way, run(f"fa_scores_{way}"), lambda: {name: getattr(t, name) for name in names},
                          run("fa_scores_forward") if way == "backward" else lambda: None)
 
-    def plain(self, t: Tensors, way: str, turned: bool = False) -> Contender:
-        """The course's fa2 and swizzle, or the same with positions turned by PyTorch around them."""
-        s = t.setting
+    def plain(self, t: Tensors, way: str, who: str = "plain") -> Contender:
+        """The course's fa2 and swizzle, the same with positions turned by PyTorch around them, or its hopper."""
+        s, turned = t.setting, who == "before"
+        kernels = (b"hopper", b"hopper") if who == "plain_hopper" else (b"fa2", b"swizzle")
         Q, K, dQ, dK = (torch.empty_like(t.Q) for _ in range(4)) if turned else (t.Q, t.K, t.dQ, t.dK)
-        call = PeerCall(B=s.B, H=HEADS, Hkv=HEADS, N=s.N, d=s.d, causal=1, dtype=2, Q=Q.data_ptr(), K=K.data_ptr(),
+        call = PeerCall(B=s.B, H=HEADS, Hkv=HEADS, N=s.N, d=s.d, causal=int(s.causal), dtype=2, Q=Q.data_ptr(), K=K.data_ptr(),
                         V=t.V.data_ptr(), O=t.O.data_ptr(), LSE=t.LSE.data_ptr(), dO=t.dO.data_ptr(), dQ=dQ.data_ptr(),
                         dK=dK.data_ptr(), dV=t.dV.data_ptr(), scratch=t.scratch.data_ptr())
         size = ctypes.c_int64()
-        complain(self.c.fa_peer_backward_scratch_bytes(b"swizzle", ctypes.byref(call), ctypes.byref(size)))
+        complain(self.c.fa_peer_backward_scratch_bytes(kernels[1], ctypes.byref(call), ctypes.byref(size)))
         if size.value > t.scratch.numel():
             raise Failed(f"needs {size.value} bytes of scratch, the benchmark has {t.scratch.numel()}")
 
@@ -278,16 +288,16 @@ class Library:
                 Q.copy_(turn(t.Q, t.cos, t.sin))
                 K.copy_(turn(t.K, t.cos, t.sin))
             call.stream = torch.cuda.current_stream().cuda_stream
-            complain(self.c.fa_peer_forward(b"fa2", ctypes.byref(call)))
+            complain(self.c.fa_peer_forward(kernels[0], ctypes.byref(call)))
 
         def backward() -> None:
             call.stream = torch.cuda.current_stream().cuda_stream
-            complain(self.c.fa_peer_backward(b"swizzle", ctypes.byref(call)))
+            complain(self.c.fa_peer_backward(kernels[1], ctypes.byref(call)))
             if turned:
                 t.dQ.copy_(turn(dQ, t.cos, -t.sin))
                 t.dK.copy_(turn(dK, t.cos, -t.sin))
         names = ("O",) if way == "forward" else ("dQ", "dK", "dV")
-        return Contender("before" if turned else "plain", "rotary" if turned else "plain", way,
+        return Contender(who, "rotary" if turned else "plain", way,
                          forward if way == "forward" else backward, lambda: {name: getattr(t, name) for name in names},
                          forward if way == "backward" else lambda: None)
 
@@ -308,7 +318,7 @@ class FlashAttention3:
 
     def softcap(self, t: Tensors, way: str) -> Contender:
         s = t.setting
-        call = PeerCall(B=s.B, H=HEADS, Hkv=HEADS, N=s.N, d=s.d, causal=1, dtype=2,
+        call = PeerCall(B=s.B, H=HEADS, Hkv=HEADS, N=s.N, d=s.d, causal=int(s.causal), dtype=2,
                         **{name: getattr(t, name).data_ptr() for name in ("Q", "K", "V", "O", "LSE", "dO", "dQ", "dK", "dV")})
         scratch = torch.empty(self.c.fa3_twist_scratch_bytes(ctypes.byref(call)), device="cuda", dtype=torch.uint8)
         call.scratch = scratch.data_ptr()
@@ -426,29 +436,36 @@ def checked(c: Contender, t: Tensors) -> float:
 def makers(library: Library, fa3: FlashAttention3 | None, t: Tensors) -> list[tuple[str, str, str, Callable[[], Contender]]]:
     """who, change, way, and how it is made."""
     found: list[tuple[str, str, str, Callable[[], Contender]]] = []
+    ours: list[tuple[str, str]] = []
     for way in ("forward", "backward"):
         found.append(("plain", "plain", way, lambda way=way: library.plain(t, way)))  # type: ignore[misc]
         if t.setting.flex:
             found += [("flex", change, way, lambda change=change, way=way: flex(t, change, way))  # type: ignore[misc]
                       for change in ("alibi", "softcap", "bias")]
             continue
-        found += [("before", "rotary", way, lambda way=way: library.plain(t, way, True)),  # type: ignore[misc]
-                  ("torch_flash", "plain", way, lambda way=way: torch_plain(t, way)),  # type: ignore[misc]
-                  ("torch_flash", "alibi", way, lambda way=way: torch_alibi(t, way)),  # type: ignore[misc]
-                  ("torch_mask", "bias", way, lambda way=way: torch_bias(t, way))]  # type: ignore[misc]
+        found.append(("plain_hopper", "plain", way,
+                      lambda way=way: library.plain(t, way, "plain_hopper")))  # type: ignore[misc]
+        ours = [(who, change) for change in ("alibi", "softcap") for who in ("ours", "fa2")]
+        if t.setting.causal:
+            ours += [("walk", "plain"), ("ours", "bias"), ("ours", "rotary")]
+            found += [("before", "rotary", way, lambda way=way: library.plain(t, way, "before")),  # type: ignore[misc]
+                      ("torch_flash", "plain", way, lambda way=way: torch_plain(t, way)),  # type: ignore[misc]
+                      ("torch_flash", "alibi", way, lambda way=way: torch_alibi(t, way)),  # type: ignore[misc]
+                      ("torch_mask", "bias", way, lambda way=way: torch_bias(t, way))]  # type: ignore[misc]
+        if t.setting.causal and way == "backward":
+            ours.append(("ours_without_dbias", "bias"))
         if fa3:
             found.append(("fa3", "softcap", way, lambda way=way: fa3.softcap(t, way)))  # type: ignore[misc]
-        found += [("walk" if change == "plain" else "ours", change, way,
-                   lambda change=change, way=way: library.walk(t, change, way)) for change in CHANGES]  # type: ignore[misc]
-    if not t.setting.flex:
-        found.append(("ours_without_dbias", "bias", "backward", lambda: library.walk(t, "bias", "backward", False)))
+        found += [(who, change, way,
+                   lambda who=who, change=change, way=way: library.walk(t, who, change, way))  # type: ignore[misc]
+                  for who, change in ours]
     return found
 
 
 def measured(library: Library, s: Setting, options: argparse.Namespace) -> list[Row]:
     """A row for each contender: its times round by round, or why it has none."""
     t = Tensors(s)
-    base = {"B": s.B, "H": HEADS, "N": s.N, "d": s.d, "kind": "flex" if s.flex else "main"}
+    base = {"B": s.B, "H": HEADS, "N": s.N, "d": s.d, "kind": s.kind}
     rows: list[Row] = []
     good: list[Contender] = []
 
@@ -487,7 +504,7 @@ def measured(library: Library, s: Setting, options: argparse.Namespace) -> list[
 
 
 def told(rows: Sequence[Row]) -> str:
-    """Each as a multiple of the plain kernel's time, round by round."""
+    """Each as a multiple of the time of the plain fa2 and swizzle, round by round."""
     lines = []
     for way in ("forward", "backward"):
         here = [row for row in rows if row["pass"] == way]
@@ -531,8 +548,8 @@ def context(library: Library, options: argparse.Namespace) -> Row:
             "driver": gpu("driver_version"), "clocks_limits": gpu("clocks.max.sm,clocks.max.mem,power.limit"),
             "seed": options.seed, "cap": CAP,
             "method": f"{options.rounds} rounds, order drawn anew, at least {options.block:g} ms of launches a timing; bf16, "
-                      f"causal, {HEADS} heads, {TOKENS} tokens in all; bias [1, H, N, N] in bf16, its gradient with it; "
-                      "rotary positions of all of d, in halves"} | fa3
+                      f"causal where nothing else is said, {HEADS} heads, {TOKENS} tokens in all; bias [1, H, N, N] in bf16, "
+                      "its gradient with it; rotary positions of all of d, in halves"} | fa3
 
 
 def write(path: Path, data: Row) -> None:
@@ -545,7 +562,8 @@ def write(path: Path, data: Row) -> None:
 def settings(options: argparse.Namespace) -> list[Setting]:
     """What matters most comes first: time or memory may end before the list does."""
     main = [Setting(N, d) for d in (128, 64) for N in options.lengths]
-    return main + [Setting(s.N, s.d, True) for s in main[:options.flex]]
+    return (main + [Setting(s.N, s.d, causal=False) for s in main]
+            + [Setting(s.N, s.d, True) for s in main[:options.flex]])
 
 
 def run(options: argparse.Namespace) -> int:
@@ -578,7 +596,7 @@ def run(options: argparse.Namespace) -> int:
     data["context"]["clocks_after"] = gpu("clocks.sm,temperature.gpu,power.draw")
     write(options.json, data)
     print(f"{options.json}, {data['context']['seconds']} s")
-    ours = [row for row in data["rows"] if row["who"].startswith(("ours", "walk", "plain"))]
+    ours = [row for row in data["rows"] if row["who"] in ("ours", "ours_without_dbias", "fa2", "walk", "plain")]
     return 0 if ours and all("ms" in row for row in ours) else 1
 
 
@@ -588,7 +606,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("json", type=Path, help="where the results go")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--block", type=float, default=10, help="milliseconds of launches per timing")
-    parser.add_argument("--limit", type=float, default=70, help="seconds after which no setting is begun")
+    parser.add_argument("--limit", type=float, default=90, help="seconds after which no setting is begun")
     parser.add_argument("--lengths", type=lambda text: [int(n) for n in text.split(",")], default=[4096, 16384],
                         help="N, the most important first")
     parser.add_argument("--flex", type=int, default=1, help="settings with FlexAttention, 0 to 4")

@@ -935,6 +935,7 @@ TEST_F(scores, HopperCapsOfAllSizes) {
   const Spec s = sized_as(1, 1, 1, 70, 140, 64);
   for (double cap : {1e-37, 1e-3, 0.3, 5., 50., 1000.}) by_hopper<bf16>(s, capped(cap));
   for (double cap : {0.3, 5., 50., 1000.}) back_by_hopper<bf16>(s, capped(cap));
+  by_hopper<bf16>(sized_as(1, 1, 1, 20, 40, 128), capped(1000));
   const auto bits_by = [&](walk::Kernel kernel, double cap) {
     return forward_bits<bf16>(
         s, capped(cap), [](Asked<bf16>&) {}, kernel);
@@ -1383,6 +1384,11 @@ TEST_F(scores, ScratchIsCounted) {
   EXPECT_EQ(walk::scratch_bytes<float>(p), 4u * 2 * 4 * 130);
   EXPECT_EQ(walk::scratch_bytes<__half>(p), 2u * 4 * 256 * (8 + (has_hopper() ? 64 * 4 : 0)) +
                                                 (has_hopper() ? 2u * 4 * 4 * 4 + 4 : 0));
+  // However large its groups are, whatever its mask.
+  Problem grouped = sized_as(1, 8, 1, 130, 40, 128).p;
+  const std::size_t bytes = walk::scratch_bytes<__half>(grouped);
+  grouped.causal = Causal::bottom_right;
+  EXPECT_EQ(walk::scratch_bytes<__half>(grouped), bytes);
 }
 
 // ---- what only the CPU can do, or only a GPU ----
@@ -1402,6 +1408,13 @@ TEST_F(scores, EarlyAndAtRandom) {
       const emulator::WithSchedule until_the_end(now);
       both<T>(sized_as(1, 1, 1, 40, 70, 72), all_of(72));
       both<T>(sized_as(1, 1, 1, 40, 70, 72), biased());
+#ifndef FA_WITHOUT_HALF
+      if (!std::is_same_v<T, bf16> || !has_hopper()) continue;
+      for (const Given& given : {alibi(), capped(2)}) {
+        by_hopper<bf16>(sized_as(1, 2, 1, 210, 200, 64), given);
+        back_by_hopper<bf16>(sized_as(1, 2, 1, 140, 150, 64), given);
+      }
+#endif
     }
   });
 }
