@@ -11,7 +11,7 @@
 //
 //   who waits    for                       who arrives                                  how many
 //   all          tile_full                 the loader: it has said what comes           1
-//   the loader   KV_free                   a lane of each warp that computes, or pushes 8; 10
+//   the loader   KV_free                   who computes, or pushes: has read the tile   256; 320
 //   both groups  Q_full, dO_full           the loader, and the bytes that it asked for  1
 //   the loader   Q_free, dO_free           groups that have read; with a mask, warps    2; 8
 //   a group      ready(other, n - 1)       the other: its dS of step n - 1 is there     256 threads
@@ -115,8 +115,7 @@ __device__ void push(Shared<Tiles, T>& shared, const Problem& p, const Passed& p
       __syncwarp();
     }
     if (!Tiles::stays) break;
-    __syncwarp();
-    if (elected()) arrive(&shared.KV_free[kv.at]);
+    arrive(&shared.KV_free[kv.at]);
   }
 }
 
@@ -262,7 +261,7 @@ __device__ void compute(Shared<Tiles, T>& shared, const Maps& maps, const Proble
     sync(meeting, both);  // nobody reads K any more
     store_sums<Bc>(maps, K, V, dK, dV, warp, lane, j, tile.hk, tile.b);
     if (!Tiles::stays) break;
-    if (lane == 0) arrive(&shared.KV_free[kv.at]);
+    arrive(&shared.KV_free[kv.at]);
     __syncwarp();
   }
 }
@@ -277,7 +276,7 @@ __global__ void __launch_bounds__(Tiles::threads, 1)
     constexpr int readers = masked ? 4 * Tiles::groups : Tiles::groups;  // warps, or groups
     init(shared.Q_full, shared.Q_free, readers);
     init(shared.dO_full, shared.dO_free, readers);
-    init(shared.tile_full, shared.KV_free, (Tiles::in_order ? 5 : 4) * Tiles::groups);
+    init(shared.tile_full, shared.KV_free, (Tiles::in_order ? 160 : 128) * Tiles::groups);
     fence_barriers();
   }
   __syncthreads();

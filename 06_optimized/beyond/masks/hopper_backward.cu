@@ -105,8 +105,7 @@ __device__ void push(Here<Tiles, T>& shared, const Passed& passed, int group) {
       __syncwarp();
     }
     if (!Tiles::stays) break;
-    __syncwarp();
-    if (elected()) arrive(&shared.KV_free[kv.at]);
+    arrive(&shared.KV_free[kv.at]);
   }
 }
 
@@ -250,7 +249,7 @@ __device__ void compute(Here<Tiles, T>& shared, const Maps& maps, const Problem&
     sync(meeting, both);  // nobody reads K any more
     store_sums<Bc>(maps, K, V, dK, dV, warp, lane, j, tile.hk, tile.b);
     if (!Tiles::stays) break;
-    if (lane == 0) arrive(&shared.KV_free[kv.at]);
+    arrive(&shared.KV_free[kv.at]);
     __syncwarp();
   }
 }
@@ -264,7 +263,7 @@ __global__ void __launch_bounds__(Tiles::threads, 1)
   if (threadIdx.x == 0) {
     init(shared.Q_full, shared.Q_free, 4 * Tiles::groups);
     init(shared.dO_full, shared.dO_free, 4 * Tiles::groups);
-    init(shared.tile_full, shared.KV_free, (Tiles::in_order ? 5 : 4) * Tiles::groups);
+    init(shared.tile_full, shared.KV_free, (Tiles::in_order ? 160 : 128) * Tiles::groups);
     fence_barriers();
   }
   if (Tiles::in_order) zeros_if_unseen<Tiles>(p, pattern, passed);

@@ -294,7 +294,7 @@ __device__ void compute(Here<Tiles, T>& shared, const Maps& maps, const Problem&
     if (!Tiles::stays) break;
     fence_async();  // what lanes have read there themselves, too
     __syncwarp();
-    if (lane == 0) arrive(&shared.KV_free[kv.at]);
+    arrive(&shared.KV_free[kv.at]);
   }
 }
 
@@ -307,7 +307,7 @@ __global__ void __launch_bounds__(Tiles::threads, 1)
   if (threadIdx.x == 0) {
     init(shared.Q_full, shared.Q_free, 4 * Tiles::groups);
     init(shared.dO_full, shared.dO_free, 4 * Tiles::groups);
-    init(shared.tile_full, shared.KV_free, 4 * Tiles::groups);
+    init(shared.tile_full, shared.KV_free, 128 * Tiles::groups);
     fence_barriers();
   }
   __syncthreads();

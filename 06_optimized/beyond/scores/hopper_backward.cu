@@ -107,8 +107,7 @@ __device__ void push(optimized::Shared<Tiles, T>& shared, const Problem& p, cons
       __syncwarp();
     }
     if (!Tiles::stays) break;
-    __syncwarp();
-    if (elected()) arrive(&shared.KV_free[kv.at]);
+    arrive(&shared.KV_free[kv.at]);
   }
 }
 
@@ -301,7 +300,7 @@ __device__ void compute(optimized::Shared<Tiles, T>& shared, const Maps& maps, c
     sync(meeting, both);  // nobody reads K any more
     store_sums<Bc>(maps, K, V, dK, dV, warp, lane, j, tile.hk, tile.b);
     if (!Tiles::stays) break;
-    if (lane == 0) arrive(&shared.KV_free[kv.at]);
+    arrive(&shared.KV_free[kv.at]);
     __syncwarp();
   }
 }
@@ -316,7 +315,7 @@ __global__ void __launch_bounds__(Tiles::threads, 1)
     constexpr int readers = masked ? 4 * Tiles::groups : Tiles::groups;  // warps, or groups
     init(shared.Q_full, shared.Q_free, readers);
     init(shared.dO_full, shared.dO_free, readers);
-    init(shared.tile_full, shared.KV_free, (Tiles::in_order ? 5 : 4) * Tiles::groups);
+    init(shared.tile_full, shared.KV_free, (Tiles::in_order ? 160 : 128) * Tiles::groups);
     fence_barriers();
   }
   __syncthreads();
