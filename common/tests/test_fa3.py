@@ -267,14 +267,19 @@ class Decoded(InFolder):
     def test_who_is_measured(self) -> None:
         library, fa3 = mock.MagicMock(), mock.MagicMock()
 
-        def names(fa3: object, sweep: bool) -> list[str]:
-            return [name for name, _ in self.bench.contenders(library, fa3, None, sweep, False)]
-        self.assertEqual(set(names(fa3, False)) - set(names(None, False)), {"fa3", "fa3_paged"})
-        self.assertEqual(names(fa3, True), names(None, True))
-        for name, make in self.bench.contenders(library, fa3, None, False, False):
+        tensors = mock.MagicMock()
+        tensors.setting.Nq = 2
+
+        def names(fa3: object, kind: str) -> list[str]:
+            return [name for name, _ in self.bench.contenders(library, fa3, tensors, kind)]
+        self.assertEqual(set(names(fa3, "main")) - set(names(None, "main")), {"fa3", "fa3_paged"})
+        self.assertEqual(names(fa3, "parts"), names(None, "parts"))
+        self.assertEqual(set(names(fa3, "queries")) - set(names(None, "queries")), {"fa3"})
+        self.assertIn("ours_last", names(None, "queries"))
+        for name, make in self.bench.contenders(library, fa3, tensors, "main"):
             if name.startswith("fa3") and "kvcache" not in name:
                 make()
-                fa3.contender.assert_called_with(None, name, 0, name == "fa3_paged", lengths=False)
+                fa3.contender.assert_called_with(tensors, name, 0, name == "fa3_paged", lengths=False)
 
 
 class Packed(InFolder):

@@ -827,8 +827,8 @@ TEST_F(masks, WhatHidesNothingIsThePlainHopper) {
 }
 #endif
 
-// Left to itself, the walk then takes the stage's kernel, which asks nobody who sees whom. With d = 136
-// its tiles have other widths than the walk's own, so that its sums differ.
+// Left to itself, the walk then takes the stage's kernel, which asks nobody who sees whom. With
+// d = 136 its tiles have other widths than the walk's own, so that its sums differ.
 TEST_F(masks, WhatHidesNothingTakesThePlainKernel) {
   struct {
     const char* what;

@@ -40,10 +40,7 @@ __global__ void tiled_kernel(Problem p, Tensors<float> t, Parts parts, float sca
   const Mask mask = mask_of(p, at.b, causal);
   const Keys<float> K(p, t, t.cache.K, t.new_K, at, mask), V(p, t, t.cache.V, t.new_V, at, mask);
   // One block of all that share a key head. Nobody waits for it: new keys are read where they are.
-  if (at.split == 0 && at.first == 0) {
-    K.append(p);
-    V.append(p);
-  }
+  if (at.split == 0 && at.first == 0) append(p, K, V);
 
   for (int r = warp; r < Br; r += warps)
     for (int x = lane; x < d; x += lanes)
