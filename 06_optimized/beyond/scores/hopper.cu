@@ -393,7 +393,7 @@ void launch_hopper(const Problem& p, const Forward<T>& t, const Change<T>& chang
   const bool pairs = !masked && p.Nk >= 8192 && (p.Nq + 127) / 128 % 2 == 0;
   with_changes(change, [&](auto of) {
     constexpr int built = decltype(of)::value;
-    using Wide = std::conditional_t<built & with_cap, D256Cap, D256>;
+    using Wide = std::conditional_t<(built & with_cap) != 0, D256Cap, D256>;
     const auto run = [&](auto with) { with(p, t, change, scale, taken, stream); };
     if (p.d > 128) return run(launch<built, Wide, T>);
     if (p.d > 64) return run(pairs ? launch<built, D128Pair, T> : launch<built, D128, T>);
