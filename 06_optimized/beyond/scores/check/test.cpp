@@ -442,7 +442,7 @@ struct BackwardOf {
 };
 
 bool has_hopper() { return optimized::device_capability() == 90; }
-constexpr auto without_hopper = "hopper is for 9.0 alone";
+[[maybe_unused]] constexpr auto without_hopper = "hopper is for 9.0 alone";
 
 // May these be for hopper, so that fa2 has to be asked for by name?
 bool may_be_for_hopper(const Given& g) {
