@@ -142,7 +142,13 @@ float __expf(float x) noexcept;
 inline float __expf(float x) { return std::exp(x); }
 #endif
 inline float __logf(float x) { return std::log(x); }
+inline float __log2f(float x) { return std::log2(x); }
 inline float __fdividef(float a, float b) { return a / b; }
+// Never fused with a sum, whatever the compiler would do with a * b + c.
+inline float __fmul_rn(float a, float b) {
+  volatile const float product = a * b;
+  return product;
+}
 
 void __syncthreads();
 void __syncwarp(unsigned mask = 0xffffffff);

@@ -22,7 +22,7 @@ from said import changed  # noqa: E402
 PARENTS = {"tiled.cu": ROOT / "04_cuda_forward" / "tiled.cu", "fa2.cu": ROOT / "06_optimized" / "forward" / "fa2.cu"}
 MAY_COME = 60
 # Those that take more, each for a reason that its page gives. They may shrink.
-MORE_MAY_COME = {"decode/fa2.cu": 205, "weights/fa2.cu": 180}
+MORE_MAY_COME = {"decode/fa2.cu": 235, "weights/fa2.cu": 180}
 KINDS = {"std::int64_t": ctypes.c_int64, "std::uint64_t": ctypes.c_uint64, "double": ctypes.c_double,
          "void": ctypes.c_void_p}
 

@@ -1,7 +1,8 @@
-// FlashAttention-2's loop for one to eight new queries a sequence. There are few rows, 16 or 32 in
-// a tile, so the four warps of a block own keys, not rows: of a tile of 64 keys each takes 16, with
-// m, l and O of its own. It waits for nobody: it copies its own keys, into its own buffers. At the
-// end the warps' results are merged as those of the parts are.
+// FlashAttention-2's loop for one to eight new queries a sequence. There are few rows, 16 a warp,
+// so the four warps of a block own keys, not rows: of a tile of 64 keys each takes 16, with m, l
+// and O of its own. It waits for nobody: it copies its own keys, into its own buffers. At the end
+// the warps' results are merged as those of the parts are. Where there are more than 16 rows, two
+// warps share keys: each brings half of them, and takes 16 of 32 rows.
 //
 // Where one block of sixteen warps an SM, with 256 keys a tile, leaves no SM idle, it is faster:
 // the memory is read at a quarter of the places at a time, and there are fewer parts to merge. Two
@@ -21,9 +22,15 @@
 // costs no block, and pays where a block has few tiles: 4 % for 64 sequences of 1024 tokens. Q in
 // registers costs no block of five either, but of six; those are for heads that take several waves.
 //
+// With 32 rows it is about instructions, too: two warps multiply for each key that is read. Nearly
+// all keys are old ones that are there, sixteen in a row, and `load_straight` brings them with two
+// instructions a copy, where `load` needs 45 for a row that may be new, or missing. That took 8
+// queries of 4 heads from 70 to 85 % of the bandwidth and more; one query gained up to 3 %.
+//
 //   Tile        what fits for d <= 64, 128 and 256, and `with_tile`, at the end, which of them
 //   at          the place of a chunk; of its neighbours along d, one xor away, for ldmatrix
-//   load        rows by cp.async, or number by number if addresses are no multiples of 16 bytes
+//   load        rows by cp.async, or number by number if addresses are no multiples of 16 bytes;
+//               load_straight: rows of the cache, by one addition each
 //   fa2_kernel  Q_i; step for step the keys of the part; the warps' O_i together
 //   merge_two   the O_i of two blocks together
 #include <algorithm>
@@ -41,17 +48,16 @@ namespace {
 using namespace optimized;
 
 // For head dimensions of at most D. blocks: that an SM of 9.0 has room for. stages: of K_j and V_j.
-// groups: of 16 rows. Two take twice the registers, and read the keys of 32 rows once.
-template <int D_, int blocks_, int warps_ = 4, int stages_ = 1, int groups_ = 1>
+// warps: with keys of their own; or so many times `sharers` that share them, each with 16 rows.
+template <int D_, int blocks_, int warps_ = 4, int stages_ = 1, int sharers_ = 1>
 struct Tile {
   static constexpr int D = D_, blocks = blocks_, warps = warps_, stages = stages_;
-  static constexpr int threads = 32 * warps;
-  static constexpr int groups = groups_;
-  static constexpr int Br = 16 * groups, Bc = 16;  // rows of a block; keys of a warp's tile
-  static constexpr bool Q_in_registers = D <= 64 && blocks <= 5;
+  static constexpr int sharers = sharers_, threads = 32 * warps * sharers;
+  static constexpr int Br = 16 * sharers, Bc = 16;  // rows of a block; keys of a tile
+  static constexpr bool Q_in_registers = D <= 64 && blocks * threads <= 640;
   static constexpr bool pairs = blocks == 1;   // may two blocks merge their parts?
   static constexpr int pair = 2 * Bc * D;      // numbers in a K_j and its V_j
-  static constexpr int own = stages * pair;    // of a warp
+  static constexpr int own = stages * pair;    // of a warp, or of those that share keys
   static constexpr std::size_t shared_bytes =  // Q_i, K_j and V_j of each warp, m and l
       (Br * D + warps * own) * 2 + warps * Br * sizeof(float2);
   static_assert(Br * D * sizeof(float) <= own * 2, "a warp's O_i takes the place of its keys");
@@ -89,6 +95,19 @@ __device__ void load(T* tile, const Row& row, int first, int rows, int d, bool a
   }
 }
 
+// The same of rows that lie `distance` apart and are all there: an addition for each copy.
+template <int D, int tile_rows, class T>
+__device__ void load_straight(T* tile, const T* from, std::int64_t distance, int first, int d) {
+  constexpr int chunks = D / 8, at_once = 32 / chunks;
+  static_assert(at_once <= 8 && tile_rows % at_once == 0);
+  const int r0 = first + threadIdx.x % 32 / chunks, chunk = threadIdx.x % chunks;
+  const int to = at<D>(r0, chunk), bytes = 2 * min(8, max(0, d - 8 * chunk));
+  from += r0 * distance + 8 * chunk;
+#pragma unroll
+  for (int r = 0; r < tile_rows; r += at_once, from += at_once * distance)
+    cp_async(tile + r * D + (to ^ 8 * (r % 8)), from, bytes);
+}
+
 // By two blocks, a cluster, each half of it: what merge.cu does with the parts, O_s [rows, d] and L
 // where this block has its own. D is the distance of O_s's rows.
 template <int D, class T>
@@ -120,17 +139,18 @@ template <class Sizes, class T>
 __global__ void __launch_bounds__(Sizes::threads, Sizes::blocks)
     fa2_kernel(Problem p, Tensors<T> t, Parts parts, float scale, bool causal, bool aligned,
                bool two_merge) {
-  constexpr int D = Sizes::D, groups = Sizes::groups, Br = Sizes::Br, Bc = Sizes::Bc;
-  constexpr int warps = Sizes::warps, loaders = 4;  // warps that load Q_i
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  T* const Qi = dynamic_shared<T>();                 // [Br, D]
-  T* const all = Qi + Br * D;                        // [warps][K, V][Bc, D]
+  constexpr int D = Sizes::D, groups = 1, Br = Sizes::Br, Bc = Sizes::Bc;  // fa2's groups of rows
+  constexpr int warps = Sizes::warps, sharers = Sizes::sharers, loaders = 4;  // that load Q_i
+  const int lane = threadIdx.x % 32, any_warp = threadIdx.x / 32;
+  const int warp = any_warp / sharers, sharer = any_warp % sharers;  // whose keys; whose rows
+  T* const Qi = dynamic_shared<T>();                                 // [Br, D]
+  T* const all = Qi + Br * D;                                        // [warps][K, V][Bc, D]
   T* const mine = all + warp * Sizes::own;           // this warp's [stages][K, V][Bc, D]
   float* const Oi = reinterpret_cast<float*>(mine);  // at the end, in their place: [Br, D]
   float2* const ml = reinterpret_cast<float2*>(all + warps * Sizes::own);  // [warps, Br]
 
-  const int r0 = lane / 4;      // this thread's rows of the tile: r0 + 8 i, i < 2 groups
-  const int x0 = lane % 4 * 2;  // and its columns of a block: x0, x0 + 1
+  const int r0 = 16 * sharer + lane / 4;  // this thread's rows of the tile: r0, r0 + 8
+  const int x0 = lane % 4 * 2;            // and its columns of a block: x0, x0 + 1
   const RowChunk by_rows = ldmatrix_by_rows(lane), by_columns = ldmatrix_by_columns(lane);
   const int q_at = at<D>(by_rows.row, by_rows.chunk);        // what this lane names to
   const int k_at = at<D>(by_columns.row, by_columns.chunk);  // ldmatrix: of the first block,
@@ -148,9 +168,15 @@ __global__ void __launch_bounds__(Sizes::threads, Sizes::blocks)
 
   const auto read_Q = [&](std::uint32_t(&to)[groups][4], int x) {
 #pragma unroll
-    for (int g = 0; g < groups; ++g) ldmatrix(to[g], Qi + 16 * g * D + (q_at ^ 16 * x));
+    for (int g = 0; g < groups; ++g) ldmatrix(to[g], Qi + 16 * (sharer + g) * D + (q_at ^ 16 * x));
   };
   std::uint32_t Q16[Sizes::Q_in_registers ? D / 16 : 1][groups][4];
+  const auto sync_sharers = [&] {  // who share keys
+    if constexpr (sharers == 1)
+      __syncwarp();
+    else
+      sync(1 + warp, 32 * sharers);
+  };
 
   // Of all tiles of the warps' keys this part takes some, and each warp 16 keys of each of them.
   const std::int64_t tiles = (mask.length + warps * Bc - 1) / (warps * Bc);
@@ -158,11 +184,17 @@ __global__ void __launch_bounds__(Sizes::threads, Sizes::blocks)
   const int end = int(tiles * (work.split + 1) / parts.splits);
   const auto bring = [&](const Keys<T>& X, T* to, int n) {
     const int first = (n * warps + warp) * Bc, there = int(mask.length) - first;
-    if (n < end) load<D, Bc>(to, X.sixteen(first), 0, there, d, aligned);
+    constexpr int each = Bc / sharers;
+    const auto sixteen = X.sixteen(first);
+    if (n < end && aligned && first + Bc <= X.first_new)
+      load_straight<D, each>(to, sixteen.old, X.row, each * sharer, d);
+    else if (n < end)
+      load<D, each>(to, sixteen, each * sharer, there, d, aligned);
     cp_async_commit();
   };
   const auto row_of_Q = [&](int r) { return t.Q.at(work.b, work.head(p, r), work.query(p, r)); };
-  if (warp < loaders) load<D, Br / loaders>(Qi, row_of_Q, warp * (Br / loaders), rows, d, aligned);
+  if (any_warp < loaders)
+    load<D, Br / loaders>(Qi, row_of_Q, any_warp * (Br / loaders), rows, d, aligned);
   cp_async_commit();
 #pragma unroll
   for (int n = 0; n < Sizes::stages; ++n) {
@@ -183,9 +215,9 @@ __global__ void __launch_bounds__(Sizes::threads, Sizes::blocks)
   for (int stage = 0; tile < end; ++tile, stage = (stage + 1) % Sizes::stages) {
     T* const Kj = mine + stage * Sizes::pair;   // [Bc, D]
     T* const Vj = Kj + Bc * D;                  // [Bc, D]
-    const int j0 = (tile * warps + warp) * Bc;  // the warp's first key
+    const int j0 = (tile * warps + warp) * Bc;  // its first key
     cp_async_wait<2 * Sizes::stages - 1>();
-    __syncwarp();  // K_j is complete
+    sync_sharers();  // K_j is complete
 
     // (3) S_ij = Q_i K_j^T. K's rows are the columns of the operand, so its pairs lie in memory.
     float S[groups][Bc / 8][4] = {};
@@ -205,7 +237,7 @@ __global__ void __launch_bounds__(Sizes::threads, Sizes::blocks)
       }
     }
 
-    __syncwarp();  // K_j is no longer read
+    sync_sharers();  // K_j is no longer read
     // (2) load K_j of the next tile, and soon V_j
     bring(K, Kj, tile + Sizes::stages);
 
@@ -229,9 +261,10 @@ __global__ void __launch_bounds__(Sizes::threads, Sizes::blocks)
       const float mc = m_new == -INFINITY ? 0 : c * m_new;  // no weight yet: any finite number
 
       // (5) P_ij = 2^(c S_ij - c m_new);  l = 2^(c m - c m_new) l + rowsum P_ij
-      // One instruction for c S - c m. c m is rounded, c S is not: all P of a row, and with them l,
-      // are off by one common factor close to 1, which the division by l takes out again.
-      const float rescale = ex2(fmaf(c, m_i, -mc));
+      // One instruction for c S - c m. c m is rounded, c S is not: all P of a tile, and with them
+      // l, are off by one factor close to 1. With c m rounded in 2^(c m - c m_new), too, it is the
+      // same for all tiles, and the division by l takes it out again.
+      const float rescale = ex2(__fmul_rn(c, m_i) - mc);
       float& l_i = l[g][i % 2];
       l_i *= rescale;
 #pragma unroll
@@ -262,7 +295,7 @@ __global__ void __launch_bounds__(Sizes::threads, Sizes::blocks)
         P[k][i / 4][i % 4] = rounded_pair<T>(two[0], two[1]);
       }
     cp_async_wait<2 * Sizes::stages - 1>();
-    __syncwarp();  // V_j is complete
+    sync_sharers();  // V_j is complete
 
     // ... + P_ij V_j
 #pragma unroll
@@ -277,7 +310,7 @@ __global__ void __launch_bounds__(Sizes::threads, Sizes::blocks)
           mma<T>(O[g][y + 1], P[k][g], V16[2], V16[3]);
         }
       }
-    __syncwarp();  // V_j is no longer read
+    sync_sharers();  // V_j is no longer read
     bring(V, Vj, tile + Sizes::stages);
   }
 
@@ -302,12 +335,12 @@ __global__ void __launch_bounds__(Sizes::threads, Sizes::blocks)
   // their parts, they stay here, in the place of warp 0's.
   float* const O_part = reinterpret_cast<float*>(all);  // [Br, D]
   const bool two = Sizes::pairs && two_merge;
-  for (int r = warp; r < rows; r += warps) {
+  for (int r = any_warp; r < rows; r += warps * sharers) {
     float m_all = -INFINITY, l_all = 0, weight[warps];
     for (int w = 0; w < warps; ++w) m_all = fmaxf(m_all, ml[w * Br + r].x);
     const float mc = m_all == -INFINITY ? 0 : c * m_all;
     for (int w = 0; w < warps; ++w) {
-      weight[w] = ex2(fmaf(c, ml[w * Br + r].x, -mc));
+      weight[w] = ex2(__fmul_rn(c, ml[w * Br + r].x) - mc);
       l_all += weight[w] * ml[w * Br + r].y;
     }
     const float inverse = l_all == 0 ? 0 : 1 / l_all;
@@ -386,8 +419,12 @@ auto with_tile(const Problem& p, const Run& run) {
   if (p.d > 128) return run(Tile<256, 2>());
   // More rows than one group has, as of 8 queries of 4 heads: else their keys would be read twice.
   const bool two_groups = row_tiles(p, 16) > 1;
-  if (two_groups && p.d > 64) return run(Tile<128, 2, 4, 2, 2>());
-  if (two_groups) return run(Tile<64, 3, 4, 2, 2>());
+  if (two_groups && p.d > 64) {
+    using EightPairs = Tile<128, 1, 8, 2, 2>;
+    if (fills_all_SMs<EightPairs>(p)) return run(EightPairs());
+    return run(Tile<128, 2, 4, 2, 2>());
+  }
+  if (two_groups) return run(Tile<64, 2, 4, 2, 2>());
   if (p.d > 64) {
     using SixteenWarps = Tile<128, 1, 16>;
     if (fills_all_SMs<SixteenWarps>(p)) return run(SixteenWarps());

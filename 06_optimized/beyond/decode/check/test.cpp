@@ -466,6 +466,21 @@ TEST_F(decode, ThirtyTwoRows) {
   EXPECT_EQ(walk::shape<__half>(sized_as(1, 2, 1, 8, 300, 128).p).rows, 16);
 }
 
+// Where one block an SM of eight pairs of warps leaves no SM idle.
+TEST_F(decode, EightPairs) {
+  const Int heads = processors() / 2;
+  Case<half> c(sized_as(1, 3 * heads, heads, 8, 520, 72, {300}), {32, true, true});
+  const walk::Shape shape = walk::shape<__half>(c.meant.p);
+  EXPECT_EQ(shape.rows, 32);
+  EXPECT_EQ(shape.keys, 128);
+  for (int parts : {0, 1, 2, 3}) {
+    const int taken = c.run(parts);
+    EXPECT_EQ(c.verdict(), "") << taken << " parts";
+    EXPECT_EQ(taken, parts == 0 ? 2 : parts);
+  }
+  EXPECT_EQ(walk::shape<__half>(sized_as(1, 3 * heads, heads, 8, 511, 72).p).keys, 64);
+}
+
 // Of these the least, for tools that are slow: two parts, of which the second has few keys.
 TEST_F(decode, PairsOfSixteenWarps) {
   const Int heads = processors() / 2;
