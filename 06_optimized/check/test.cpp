@@ -313,17 +313,18 @@ TEST_F(Gpu, AHugeScaleOfSmallProducts) {
   }
 }
 
-// As large as forward.hpp allows for 1 %: times log2 e they are 2^16, in at most three tiles of
-// keys. They differ by 16, so a key has as much weight as any other or none.
+// Almost as large as forward.hpp allows: times log2 e they are up to 2^27, and rounding c m is
+// worth up to 2^4. They differ by 16, so a key has as much weight as any other or none. Three tiles
+// of keys and more: a kernel whose alpha is not 1 where the maximum stays is off by a factor.
 template <class T>
 void scores_at_the_bound(Int d) {
-  ForwardCase<T> c(spec(70, 150, d), true);
+  ForwardCase<T> c(spec(70, 600, d), true);
   c.p.scale = c.spec.p.scale = 1;
   c.Q.fill([](auto, auto, auto i, auto x) {
-    return x == 0 ? 64 * (1 + double(i % 4) / 8) : x == 1 ? 1 : 0;
+    return x == 0 ? 8192 * (1 + double(i % 4) / 8) : x == 1 ? 1 : 0;
   });
   c.K.fill([](auto, auto, auto j, auto x) {
-    return x == 0 ? 512 : x == 1 ? 16 * double(j % 7) : 0;
+    return x == 0 ? 8192 : x == 1 ? 16 * double(j % 7) : 0;
   });
   for (const optimized::Rung& r : who_takes(d)) {
     if (!r.fp16 && !std::is_same_v<T, bf16>) continue;

@@ -90,7 +90,7 @@ __device__ void compute(Shared& shared, const ForwardMaps& maps, const Problem& 
     const int blocks = max(1, (int(mask.visible_keys(at.i0 + at.rows - 1)) + Bc - 1) / Bc);
     const int full = int(mask.visible_keys(at.i0 + min(64 * group, at.rows - 1))) / Bc;
     const T* Qi = shared.Q[q.at] + group * 64 * 64;  // the group's rows, of each box of 64 columns
-    float O[D / 2] = {}, m[2] = {-INFINITY, -INFINITY}, l[2] = {0, 0}, alpha[2];
+    float O[D / 2] = {}, m[2] = {no_key, no_key}, l[2] = {0, 0}, alpha[2];
     std::uint32_t P[Bc / 16][4];
     wait(&shared.Q_full[q.at], q.phase);
 
@@ -151,7 +151,7 @@ __device__ void compute(Shared& shared, const ForwardMaps& maps, const Problem& 
     kv.next();
 
     // O_i = O / l, L_i = scale m + log l
-    finish(O, m, l, scale, t.LSE, (at.b * p.Hq + at.h) * p.Nq + at.i0, row, at.rows);
+    finish(O, m, l, t.LSE, (at.b * p.Hq + at.h) * p.Nq + at.i0, row, at.rows);
 
     // A warp's 16 rows leave by themselves, while the next tile has begun.
     T* Oi = shared.O + (64 * group + 16 * warp) * 64;

@@ -75,7 +75,7 @@ __global__ void __launch_bounds__(threads)
   if (threadIdx.x == 0) bring<Br>(shared.Q, maps.Q, &shared.Q_full, at.i0, at.h, at.b);
   wait(&shared.Q_full, 0);
 
-  float O[D / 2] = {}, m[2] = {-INFINITY, -INFINITY}, l[2] = {0, 0}, mc[2], alpha[2];
+  float O[D / 2] = {}, m[2] = {no_key, no_key}, l[2] = {0, 0}, alpha[2];
   std::uint32_t P[Bc / 16][4];
   for (int j = 0, phase = 0; j < blocks; ++j, phase ^= 1) {
     // K_j and V_j: one barrier, two copies
@@ -104,8 +104,8 @@ __global__ void __launch_bounds__(threads)
 
     // P_ij, m, l as ever (softmax.cuh); O = alpha O
     if (visible[0] < (j + 1) * Bc) hide(S, visible, j * Bc);
-    new_maximum(S, c, m, mc, alpha);
-    weights(S, c, mc, alpha, l);
+    new_maximum(S, c, m, alpha);
+    weights(S, c, m, alpha, l);
     round_to<T>(P, S);
     scale_rows(O, alpha);
 
@@ -123,13 +123,13 @@ __global__ void __launch_bounds__(threads)
     __syncthreads();  // K_j and V_j are no longer read
   }
 
-  // O_i = O / l, L_i = scale m + log l. A row without keys has l = 0: O = 0 and L = -inf.
+  // O_i = O / l, L_i = (m + log2 l) log 2. A row without keys has l = 0: O = 0 and L = -inf.
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     l[r] = row_sum(l[r]);
     if (t.LSE && lane % 4 == 0 && row + 8 * r < at.rows)
       t.LSE[(at.b * p.Hq + at.h) * p.Nq + at.i0 + row + 8 * r] =
-          l[r] == 0 ? -INFINITY : m[r] * scale + __logf(l[r]);
+          l[r] == 0 ? -INFINITY : (m[r] + __log2f(l[r])) * (1 / log2_e);
     divide(r, O, l[r]);
   }
 

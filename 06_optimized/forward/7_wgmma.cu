@@ -58,7 +58,7 @@ __global__ void __launch_bounds__(threads)
   if (threadIdx.x == 0) bring<Br>(shared.Q, maps.Q, &shared.Q_full, at.i0, at.h, at.b);
   wait(&shared.Q_full, 0);
 
-  float O[D / 2] = {}, m[2] = {-INFINITY, -INFINITY}, l[2] = {0, 0}, mc[2], alpha[2];
+  float O[D / 2] = {}, m[2] = {no_key, no_key}, l[2] = {0, 0}, alpha[2];
   std::uint32_t P[Bc / 16][4];
   for (int j = 0, phase = 0; j < blocks; ++j, phase ^= 1) {
     // K_j and V_j: one barrier, two copies
@@ -80,8 +80,8 @@ __global__ void __launch_bounds__(threads)
 
     // P_ij, m, l as ever (softmax.cuh); O = alpha O
     if (visible[0] < (j + 1) * Bc) hide(S, visible, j * Bc);
-    new_maximum(S, c, m, mc, alpha);
-    weights(S, c, mc, alpha, l);
+    new_maximum(S, c, m, alpha);
+    weights(S, c, m, alpha, l);
     round_to<T>(P, S);
     scale_rows(O, alpha);
 
@@ -94,7 +94,7 @@ __global__ void __launch_bounds__(threads)
   }
 
   // O_i = O / l, L_i = scale m + log l
-  finish(O, m, l, scale, t.LSE, (at.b * p.Hq + at.h) * p.Nq + at.i0, row, at.rows);
+  finish(O, m, l, t.LSE, (at.b * p.Hq + at.h) * p.Nq + at.i0, row, at.rows);
 
   // A warp's 16 rows leave by themselves, through what was the tile of Q.
   T* Oi = shared.Q + 16 * warp * 64;

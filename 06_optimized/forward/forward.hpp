@@ -41,11 +41,11 @@ enum class Kernel {
 };
 
 // What a kernel promises beyond this: any B, heads (groups too), Nq and Nk, both causal alignments,
-// scale > 0, LSE; scale log2 e must be finite in fp32. The row's largest score times it, x, is
-// rounded once in each tile of keys, so weights that lie n tiles apart are off by a factor of up to
-// 2^(n x 2^-24): 1 % where n x is 2^18. Beyond x = 2^28 the row may be 0 or NaN; no other row is. A
-// kernel of the whole contract: d <= 256, key lengths (clamped to [0, Nk]), any strides and
-// addresses. The others: d = 128, no key lengths, and rows that begin at multiples of 16 bytes.
+// scale > 0, LSE; scale log2 e must be finite in fp32. The row's largest score times it, x, may be
+// as large as 2^28: weights are then as exact as the scores are. Beyond, the row may be 0 or NaN;
+// no other row is. A kernel of the whole contract: d <= 256, key lengths (clamped to [0, Nk]), any
+// strides and addresses. The others: d = 128, no key lengths, and rows that begin at multiples of
+// 16 bytes.
 struct Rung {
   Kernel kernel;
   const char* name;

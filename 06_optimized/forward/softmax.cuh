@@ -5,7 +5,10 @@
 // rows, r = 0 (lane / 4 of its warp's 16) and r = 1 (8 below). S[i] is in row r = i / 2 % 2, and
 // four lanes share a row. O lies likewise.
 //
-// Scores and maxima m are before scaling; with c = scale log2 e, exp(scale x) = 2^(c x).
+// Scores are before scaling; with c = scale log2 e, exp(scale x) = 2^(c x). m is c times their
+// maximum, rounded. All weights of a row, l and O are off by 2^(what that rounding is), one factor,
+// which the division by l takes out: as long as alpha has the m that they have, and is 1 where m
+// stays.
 #pragma once
 #include <cfloat>
 #include <cstdint>
@@ -39,13 +42,16 @@ __device__ void hide(float (&S)[n], const int (&visible)[2], int j0) {
     if (8 * (i / 4) + i % 2 >= limit[i / 2 % 2]) S[i] = -INFINITY;
 }
 
+// m of a row that has seen no key. It is finite: a score of -inf weighs 2^(-inf - m) = 0, and alpha
+// is 2^(m - m) = 1, of l = 0 and O = 0.
+constexpr float no_key = -FLT_MAX;
+
 // ---- of one row, r ----
 
-// m = max(m, max_j S_ij), mc = c m, alpha = 2^(c (m_before - m)).
+// m = max(m, c max_j S_ij), alpha = 2^(m_before - m).
 template <int n>
-__device__ void new_maximum_of(int r, const float (&S)[n], float c, float& m, float& mc,
-                               float& alpha) {
-  float even = fmaxf(m, S[2 * r]), odd = S[2 * r + 1];
+__device__ void new_maximum_of(int r, const float (&S)[n], float c, float& m, float& alpha) {
+  float even = S[2 * r], odd = S[2 * r + 1];
 #pragma unroll
   for (int i = 4 + 2 * r; i < n; i += 4) {
     even = fmaxf(even, S[i]);
@@ -54,20 +60,19 @@ __device__ void new_maximum_of(int r, const float (&S)[n], float c, float& m, fl
   float largest = fmaxf(even, odd);
   largest = fmaxf(largest, __shfl_xor_sync(0xffffffff, largest, 1));
   largest = fmaxf(largest, __shfl_xor_sync(0xffffffff, largest, 2));
-  // A row that has seen nothing yet: any finite number will do, its weights are 2^-inf = 0.
-  mc = largest == -INFINITY ? 0 : largest * c;
-  alpha = ex2(fmaf(m, c, -mc));
-  m = largest;
+  const float before = m;
+  m = fmaxf(m, c * largest);
+  alpha = ex2(before - m);
 }
 
-// P_ij = 2^(c S_ij - mc) in place of S, l = alpha l + sum_j P_ij: of this thread's columns.
+// P_ij = 2^(c S_ij - m) in place of S, l = alpha l + sum_j P_ij: of this thread's columns.
 template <int n>
-__device__ void weights_of(int r, float (&S)[n], float c, float mc, float alpha, float& l) {
+__device__ void weights_of(int r, float (&S)[n], float c, float m, float alpha, float& l) {
   float even = l * alpha, odd = 0;
 #pragma unroll
   for (int i = 2 * r; i < n; i += 4) {
-    S[i] = ex2(fmaf(S[i], c, -mc));
-    S[i + 1] = ex2(fmaf(S[i + 1], c, -mc));
+    S[i] = ex2(fmaf(S[i], c, -m));
+    S[i + 1] = ex2(fmaf(S[i + 1], c, -m));
     even += S[i];
     odd += S[i + 1];
   }
@@ -77,17 +82,16 @@ __device__ void weights_of(int r, float (&S)[n], float c, float mc, float alpha,
 // ---- of both rows. Rungs 6 to 11: first the maxima, then the weights ----
 
 template <int n>
-__device__ void new_maximum(const float (&S)[n], float c, float (&m)[2], float (&mc)[2],
-                            float (&alpha)[2]) {
+__device__ void new_maximum(const float (&S)[n], float c, float (&m)[2], float (&alpha)[2]) {
 #pragma unroll
-  for (int r = 0; r < 2; ++r) new_maximum_of(r, S, c, m[r], mc[r], alpha[r]);
+  for (int r = 0; r < 2; ++r) new_maximum_of(r, S, c, m[r], alpha[r]);
 }
 
 template <int n>
-__device__ void weights(float (&S)[n], float c, const float (&mc)[2], const float (&alpha)[2],
+__device__ void weights(float (&S)[n], float c, const float (&m)[2], const float (&alpha)[2],
                         float (&l)[2]) {
 #pragma unroll
-  for (int r = 0; r < 2; ++r) weights_of(r, S, c, mc[r], alpha[r], l[r]);
+  for (int r = 0; r < 2; ++r) weights_of(r, S, c, m[r], alpha[r], l[r]);
 }
 
 // ---- Rungs 12 to 14: row by row ----
@@ -98,17 +102,16 @@ __device__ void weights(float (&S)[n], float c, const float (&mc)[2], const floa
 // maximum, the second is taken between the exponentials of the first row.
 enum class Branch { none, after_first_maximum };
 
-// m = max(m, max_j S_ij), alpha = 2^(c (m_before - m)), P_ij = 2^(c (S_ij - m)) in place of S,
+// m = max(m, c max_j S_ij), alpha = 2^(m_before - m), P_ij = 2^(c S_ij - m) in place of S,
 // l = alpha l + sum_j P_ij.
 // [quote softmax]
 template <Branch branch = Branch::none, int n>
 __device__ void softmax(float (&S)[n], float c, float (&m)[2], float (&l)[2], float (&alpha)[2]) {
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    float mc;
-    new_maximum_of(r, S, c, m[r], mc, alpha[r]);
+    new_maximum_of(r, S, c, m[r], alpha[r]);
     if (branch == Branch::after_first_maximum && r == 0 && alpha[r] < 0) stop();
-    weights_of(r, S, c, mc, alpha[r], l[r]);
+    weights_of(r, S, c, m[r], alpha[r], l[r]);
   }
 }
 // [end quote]
@@ -122,19 +125,19 @@ __device__ void fast_softmax(float (&S)[n], float c, float (&m)[2], float (&l)[2
                              float (&alpha)[2]) {
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    float largest = m[r];
+    float largest = fmaxf(S[2 * r], S[2 * r + 1]);
 #pragma unroll
-    for (int i = 2 * r; i < n; i += 4) largest = fmaxf(fmaxf(largest, S[i]), S[i + 1]);
+    for (int i = 4 + 2 * r; i < n; i += 4) largest = fmaxf(fmaxf(largest, S[i]), S[i + 1]);
     largest = fmaxf(largest, __shfl_xor_sync(0xffffffff, largest, 1));
     largest = fmaxf(largest, __shfl_xor_sync(0xffffffff, largest, 2));
-    const float mc = fmaxf(largest * c, -FLT_MAX);  // finite, in one instruction
-    alpha[r] = ex2(fmaf(m[r], c, -mc));
-    m[r] = largest;
+    const float before = m[r];
+    m[r] = fmaxf(before, c * largest);
+    alpha[r] = ex2(before - m[r]);
     if (branch == Branch::after_first_maximum && r == 0 && alpha[r] < 0) stop();
 #pragma unroll
     for (int i = 2 * r; i < n; i += 4) {
-      S[i] = ex2(fmaf(S[i], c, -mc));
-      S[i + 1] = ex2(fmaf(S[i + 1], c, -mc));
+      S[i] = ex2(fmaf(S[i], c, -m[r]));
+      S[i + 1] = ex2(fmaf(S[i + 1], c, -m[r]));
     }
     float even = l[r] * alpha[r], odd = 0;
 #pragma unroll
@@ -174,16 +177,21 @@ __device__ void divide(int r, float (&O)[n], float l) {
 
 // ---- the end, which rung 6 spells out: two calls from rung 7 on ----
 
-// O_i = O / l, L_i = scale m + log l, unless LSE is null. A row without keys has l = 0: O = 0 and
-// L = -inf. `row` is the thread's upper one in a tile of `rows`, whose LSE begins at LSE[first].
+// L_i = (m + log2 l) log 2. A row without keys has l = 0: L = -inf.
+__device__ inline float log_sum(float m, float l) {
+  return l == 0 ? -INFINITY : (m + __log2f(l)) * (1 / log2_e);
+}
+
+// O_i = O / l, and L_i unless LSE is null. `row` is the thread's upper one in a tile of `rows`,
+// whose LSE begins at LSE[first].
 template <int n>
-__device__ void finish(float (&O)[n], const float (&m)[2], float (&l)[2], float scale, float* LSE,
+__device__ void finish(float (&O)[n], const float (&m)[2], float (&l)[2], float* LSE,
                        std::int64_t first, int row, int rows) {
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     l[r] = row_sum(l[r]);
     if (LSE && threadIdx.x % 4 == 0 && row + 8 * r < rows)
-      LSE[first + row + 8 * r] = l[r] == 0 ? -INFINITY : m[r] * scale + __logf(l[r]);
+      LSE[first + row + 8 * r] = log_sum(m[r], l[r]);
     divide(r, O, l[r]);
   }
 }

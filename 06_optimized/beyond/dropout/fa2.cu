@@ -167,9 +167,10 @@ __global__ void __launch_bounds__(threads, 2)
       const float mc = m_new == -INFINITY ? 0 : c * m_new;  // no weight yet: any finite number
 
       // (5) P_ij = 2^(c S_ij - c m_new);  l = 2^(c m - c m_new) l + rowsum P_ij
-      // One instruction for c S - c m. c m is rounded, c S is not: all P of a row, and with them l,
-      // are off by one common factor close to 1, which the division by l takes out again.
-      const float rescale = ex2(fmaf(c, m_i, -mc));
+      // One instruction for c S - c m. c m is rounded, c S is not: all P of a tile, and with them
+      // l, are off by one factor close to 1. With c m rounded in 2^(c m - c m_new), too, it is the
+      // same for all tiles, and the division by l takes it out again.
+      const float rescale = ex2(__fmul_rn(c, m_i) - mc);
       float& l_i = l[g][i % 2];
       l_i *= rescale;
 #pragma unroll

@@ -38,12 +38,12 @@ struct D256 : optimized::Tiles<256, 2, 64> {
 
 // As optimized::finish(), and with a sink: L = log(exp(L_i) + exp(sink)), O_i = exp(L_i - L) O_i.
 template <int n>
-__device__ void finish(float (&O)[n], const float (&m)[2], float (&l)[2], float scale, float sink,
-                       float* LSE, std::int64_t first, int row, int rows) {
+__device__ void finish(float (&O)[n], const float (&m)[2], float (&l)[2], float sink, float* LSE,
+                       std::int64_t first, int row, int rows) {
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     l[r] = row_sum(l[r]);
-    float L = l[r] == 0 ? -INFINITY : m[r] * scale + __logf(l[r]);
+    float L = log_sum(m[r], l[r]);
     if (sink != -INFINITY) {
       const float with_sink = fmaxf(L, sink) + log1pf(expf(-fabsf(L - sink)));
       if (l[r] > 0) l[r] *= expf(with_sink - L);
@@ -161,7 +161,7 @@ __device__ void compute(Shared<Tiles, T>& shared, const ForwardMaps& maps, const
     int j = tiles.tile;
 
     // S_ij = Q_i K_j^T of the last block; what a tile needs is computed meanwhile
-    float O[D / 2], m[2] = {-INFINITY, -INFINITY}, l[2] = {0, 0}, alpha[2];
+    float O[D / 2], m[2] = {no_key, no_key}, l[2] = {0, 0}, alpha[2];
     std::uint32_t P[Bc / 16][4];
     int length, whole, behind, stays;
     {
@@ -251,7 +251,7 @@ __device__ void compute(Shared<Tiles, T>& shared, const ForwardMaps& maps, const
 
     // O_i = O / l, L_i = scale m + log l
     const float sink = pattern.sinks ? pattern.sinks[task.h] : -INFINITY;
-    finish(O, m, l, scale, sink, t.LSE, (task.b * p.Hq + task.h) * p.Nq + task.i0, row, task.rows);
+    finish(O, m, l, sink, t.LSE, (task.b * p.Hq + task.h) * p.Nq + task.i0, row, task.rows);
 
     // A warp's 16 rows leave by themselves, through shared memory.
     if constexpr (Tiles::O == Through::V) {

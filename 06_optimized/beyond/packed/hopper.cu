@@ -196,7 +196,7 @@ __device__ void compute(Shared<Tiles, T>& shared, const ForwardMaps& maps, const
     int j = task.blocks - 1;
 
     // S_ij = Q_i K_j^T of the last block; what a tile needs is computed meanwhile
-    float O[D / 2], m[2] = {-INFINITY, -INFINITY}, l[2] = {0, 0}, alpha[2];
+    float O[D / 2], m[2] = {no_key, no_key}, l[2] = {0, 0}, alpha[2];
     std::uint32_t P[Bc / 16][4];
     const int full = task.visible_keys(64 * group) / Bc;
     const int visible[2] = {task.visible_keys(row), task.visible_keys(row + 8)};
@@ -277,7 +277,7 @@ __device__ void compute(Shared<Tiles, T>& shared, const ForwardMaps& maps, const
     kv.next();
 
     // O_i = O / l, L_i = scale m + log l
-    finish(O, m, l, scale, t.LSE, left.h * p.Nq + left.first, row, left.rows);
+    finish(O, m, l, t.LSE, left.h * p.Nq + left.first, row, left.rows);
 
     // A warp's 16 rows leave by themselves, through shared memory.
     if constexpr (Tiles::O == Through::V) {

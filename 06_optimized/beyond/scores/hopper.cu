@@ -32,8 +32,12 @@ constexpr int turn = 1, own = 5, carried = 8;
 struct D256Cap : optimized::Tiles<256, 2, 64> {
   static constexpr int Q_buffers = 1;
   static constexpr Through O = Through::V;
-  static constexpr Branch branch = Branch::none;
+  static constexpr Branch branch = Branch::after_first_maximum;  // without it two registers spill
 };
+
+// Is ALiBi's line a product? At d = 128 it costs as much as an addition for each score.
+template <class Tiles>
+constexpr bool line_is_product = Tiles::D <= 64;
 
 bool is_masked(const Problem& p) { return p.causal != Causal::none || p.key_lengths; }
 
@@ -42,6 +46,8 @@ struct Shared {
   alignas(1024) T Q[Tiles::Q_buffers][Tiles::Br * Tiles::D];
   alignas(1024) T K[Tiles::stages][Tiles::Bc * Tiles::D], V[Tiles::stages][Tiles::Bc * Tiles::D];
   alignas(1024) T O[Tiles::O == Through::own ? Tiles::Br * Tiles::D : 64];
+  alignas(1024)
+      __nv_bfloat16 columns[line_is_product<Tiles> ? 8 * Tiles::Bc : 64];  // of LineProduct
   Barrier Q_full[Tiles::Q_buffers], Q_free[Tiles::Q_buffers];
   Barrier K_full[Tiles::stages], K_free[Tiles::stages], V_full[Tiles::stages],
       V_free[Tiles::stages], O_left;
@@ -120,23 +126,23 @@ __device__ float to_nearest(const Task& task, int row, int offset) {
   return fabsf(float(position(task, row, offset) - nearest_key(task, row, offset)));
 }
 
-// fast_softmax() of scores that lack first[r]: this thread's of row r. m has it.
+// fast_softmax() of scores that lack first[r]: this thread's of row r. m has it, times c.
 template <Branch branch, int n>
 __device__ void softmax_of_line(float (&S)[n], float c, const float (&first)[2], float (&m)[2],
                                 float (&l)[2], float (&alpha)[2]) {
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    float largest = m[r] - first[r];
+    float largest = fmaxf(S[2 * r], S[2 * r + 1]);
 #pragma unroll
-    for (int i = 2 * r; i < n; i += 4) largest = fmaxf(fmaxf(largest, S[i]), S[i + 1]);
-    largest += first[r];
+    for (int i = 4 + 2 * r; i < n; i += 4) largest = fmaxf(fmaxf(largest, S[i]), S[i + 1]);
+    largest += first[r];  // a thread's own, where its first column is not the tile's
     largest = fmaxf(largest, __shfl_xor_sync(0xffffffff, largest, 1));
     largest = fmaxf(largest, __shfl_xor_sync(0xffffffff, largest, 2));
-    const float mc = fmaxf(largest * c, -FLT_MAX);  // finite, in one instruction
-    alpha[r] = ex2(fmaf(m[r], c, -mc));
-    m[r] = largest;
+    const float before = m[r];
+    m[r] = fmaxf(before, c * largest);
+    alpha[r] = ex2(before - m[r]);
     if (branch == Branch::after_first_maximum && r == 0 && alpha[r] < 0) stop();
-    const float here = fmaf(first[r], -c, mc);
+    const float here = fmaf(first[r], -c, m[r]);
 #pragma unroll
     for (int i = 2 * r; i < n; i += 4) {
       S[i] = ex2(fmaf(S[i], c, -here));
@@ -194,7 +200,7 @@ __device__ void compute(Shared<Tiles, T>& shared, const ForwardMaps& maps, const
     int j = task.blocks - 1;
 
     // S_ij = Q_i K_j^T of the last block; what a tile needs is computed meanwhile
-    float O[D / 2], m[2] = {-INFINITY, -INFINITY}, l[2] = {0, 0}, alpha[2];
+    float O[D / 2], m[2] = {no_key, no_key}, l[2] = {0, 0}, alpha[2];
     std::uint32_t P[Bc / 16][4];
     const int visible[2] = {task.visible_keys(row), task.visible_keys(row + 8)};
     const int full = task.visible_keys(64 * group) / Bc;
@@ -247,7 +253,8 @@ __device__ void compute(Shared<Tiles, T>& shared, const ForwardMaps& maps, const
 
     // A step: S of block j and O += P V of the block before are under way together, and the softmax
     // of block j begins when S is there.
-    const auto step = [&](auto slow) {
+    const auto step = [&](auto slow, [[maybe_unused]] const LineProduct& in_product) {
+      constexpr bool fast_line = !decltype(slow)::value && (built & with_alibi);
       float S[Bc / 2];
       const Ring<Tiles::stages> before = kv;
       kv.next();
@@ -255,6 +262,7 @@ __device__ void compute(Shared<Tiles, T>& shared, const ForwardMaps& maps, const
       wait(&shared.K_full[kv.at], kv.phase);
       wgmma_fence();
       multiply_transposed<T, D, Br, Bc>(S, Qi, shared.K[kv.at]);
+      if constexpr (fast_line && line_is_product<Tiles>) in_product.add_to(S, shared.columns);
       wgmma_commit();
       if (Tiles::scale_under_S) scale_rows(O, alpha);
       wait(&shared.V_full[before.at], before.phase);
@@ -269,10 +277,10 @@ __device__ void compute(Shared<Tiles, T>& shared, const ForwardMaps& maps, const
         fast_softmax<Tiles::branch>(S, c, m, l, alpha);
       } else {
         if (has<built>(change, with_cap)) tanh.template of<1>(S);
-        if constexpr (built & with_alibi) {
-          const float first[2] = {line * float(j * Bc - nearest[0]),
-                                  line * float(j * Bc - nearest[1])};
-          add_line(S, line);
+        if constexpr (fast_line) {
+          const int j0 = j * Bc - (line_is_product<Tiles> ? 2 * (lane % 4) : 0);
+          const float first[2] = {line * float(j0 - nearest[0]), line * float(j0 - nearest[1])};
+          if (!line_is_product<Tiles>) add_line(S, line);
           softmax_of_line<Tiles::branch>(S, c, first, m, l, alpha);
         } else {
           fast_softmax<Tiles::branch>(S, c, m, l, alpha);
@@ -288,9 +296,10 @@ __device__ void compute(Shared<Tiles, T>& shared, const ForwardMaps& maps, const
 #pragma unroll 1
     for (int part = 0; part < (built & with_alibi ? 2 : 1); ++part) {
 #pragma unroll 1
-      for (; j >= slow_until; --j) step(std::true_type());
+      for (; j >= slow_until; --j) step(std::true_type(), LineProduct(0));
+      const LineProduct in_product(line);
 #pragma unroll 1
-      for (; j >= fast_until; --j) step(std::false_type());
+      for (; j >= fast_until; --j) step(std::false_type(), in_product);
       slow_until = left, fast_until = 0, line = slope;
     }
 
@@ -308,8 +317,8 @@ __device__ void compute(Shared<Tiles, T>& shared, const ForwardMaps& maps, const
 
     // O_i = O / l, L_i = scale m + log l
     if (has<built>(change, with_alibi))
-      for (int r = 0; r < 2; ++r) m[r] -= slope * to_nearest(task, row + 8 * r, change.offset);
-    finish(O, m, l, scale, t.LSE, (task.b * p.Hq + task.h) * p.Nq + task.i0, row, task.rows);
+      for (int r = 0; r < 2; ++r) m[r] -= c * slope * to_nearest(task, row + 8 * r, change.offset);
+    finish(O, m, l, t.LSE, (task.b * p.Hq + task.h) * p.Nq + task.i0, row, task.rows);
 
     // A warp's 16 rows leave by themselves, through shared memory.
     if constexpr (Tiles::O == Through::V) {
@@ -342,6 +351,8 @@ __global__ void __launch_bounds__(Tiles::threads, 1)
     init(&shared.O_left, Tiles::cluster * 4 * Tiles::groups);
     fence_barriers();
   }
+  if constexpr ((built & with_alibi) && line_is_product<Tiles>)
+    LineProduct::columns<Tiles::Bc>(shared.columns);
   Tiles::cluster > 1 ? sync_cluster() : __syncthreads();
   if (uniform(threadIdx.x / 128) == 0) {
     give_registers<Tiles::loader_registers>();
@@ -390,13 +401,12 @@ void launch_hopper(const Problem& p, const Forward<T>& t, const Change<T>& chang
   // With a mask the stage's own counts. Where it cannot, slopes of 0 give the same bits.
   if (change.parts == 0 && (taken || !masked))
     return optimized::launch_hopper(p, t, scale, taken, stream, false);
-  const bool pairs = !masked && p.Nk >= 8192 && (p.Nq + 127) / 128 % 2 == 0;
   with_changes(change, [&](auto of) {
     constexpr int built = decltype(of)::value;
     using Wide = std::conditional_t<(built & with_cap) != 0, D256Cap, D256>;
     const auto run = [&](auto with) { with(p, t, change, scale, taken, stream); };
     if (p.d > 128) return run(launch<built, Wide, T>);
-    if (p.d > 64) return run(pairs ? launch<built, D128Pair, T> : launch<built, D128, T>);
+    if (p.d > 64) return run(launch<built, D128, T>);  // in pairs 10 % slower
     run(masked && p.Nk <= 1024 ? launch<built, D64Short, T> : launch<built, D64, T>);
   });
 }

@@ -4,14 +4,18 @@
 // Left of a position, and right of it, ALiBi is a line: slope place(i), one instruction for each
 // score, since the place is a number in the code, and `first[r]`, which all numbers of a row have
 // in common. So nobody adds it to them; the softmax knows. Only where |.| has its edge, in a tile
-// or two of all, each score gets all of it.
+// or two of all, each score gets all of it. At d <= 64, where exponentials take longer than
+// products, the line is a product, and costs no instruction: S_ij += line j (LineProduct).
 #pragma once
 #include <cfloat>
 #include <cmath>
+#include <cstdint>
 #include <string>
 
 #include "06_optimized/beyond/scores/change.cuh"
 #include "06_optimized/ptx/mma.cuh"
+#include "06_optimized/ptx/tma.cuh"
+#include "06_optimized/ptx/wgmma.cuh"
 
 namespace fa::scores {
 
@@ -29,7 +33,7 @@ void with_changes([[maybe_unused]] const Change<T>& change, const F& f) {
 }
 
 // A larger one is fa2's: to within 2^-22 of the cap is not enough. In units and back it is rounded.
-constexpr float most_cap = 1000 * 1.00001f;
+constexpr float most_cap = 100 * 1.00001f;
 
 // Why hopper takes none of these changes, or "".
 template <class T>
@@ -38,7 +42,7 @@ std::string not_for_hopper(const Change<T>& change, float scale) {
   if (parts != 0 && parts != with_alibi && parts != with_cap)
     return "hopper takes ALiBi alone or a soft cap alone, no bias and no rotary positions";
   if (change.parts & with_cap && !(change.cap * scale <= most_cap))
-    return "hopper takes a cap up to 1000, got " + std::to_string(change.cap * scale);
+    return "hopper takes a cap up to 100, got " + std::to_string(change.cap * scale);
   return {};
 }
 
@@ -85,6 +89,38 @@ __device__ void add_line(float (&S)[n], float slope) {
 #pragma unroll
   for (int i = 0; i < n; ++i) S[i] = fmaf(slope, place(i), S[i]);
 }
+// The same as one more product, S += A B: A's rows are all alike, `line` in three pieces of 8 bits;
+// B's first three rows are the columns' numbers 0, 1, 2, ..., which bf16 has up to 256. So all that
+// is multiplied is exact, whatever T is. Of the 16 rows that a product wants, 8 are there: the
+// descriptor says that the others lie 0 bytes further on, and A has zeros for them.
+struct LineProduct {
+  std::uint32_t A[4];  // a lane has columns 2 (lane % 4) and the next, and those 8 behind
+
+  __device__ explicit LineProduct(float line) {
+    const auto rounded = [](float x) { return float(__nv_bfloat16(x)); };
+    const float high = rounded(line), middle = rounded(line - high), low = line - high - middle;
+    const int pair = threadIdx.x % 4;
+    A[0] = A[1] = pair == 0   ? optimized::rounded_pair<__nv_bfloat16>(high, middle)
+                  : pair == 1 ? optimized::rounded_pair<__nv_bfloat16>(low, 0)
+                              : 0;
+    A[2] = A[3] = 0;
+  }
+  template <int n>
+  __device__ void add_to(float (&S)[n], const __nv_bfloat16* B) const {
+    optimized::Wgmma<__nv_bfloat16, 2 * n, true>::template run<1>(
+        S, A, optimized::descriptor(B, 8 * 128, 0), 1);
+  }
+  // B, 8 x n, in boxes of 64 columns as TMA would bring them. By all threads of the block.
+  template <int n>
+  static __device__ void columns(__nv_bfloat16* B) {
+    for (int i = threadIdx.x; i < 8 * n; i += blockDim.x) {
+      const int k = i / n, j = i % n;
+      B[j / 64 * 8 * 64 + optimized::swizzled_chunk(k, j % 64 / 8) + j % 8] =
+          __nv_bfloat16(k < 3 ? float(j) : 0.f);
+    }
+    optimized::fence_async();
+  }
+};
 // S_ij -= slope |distance|, all of it; first[r] is slope times the distance of the first.
 template <int n>
 __device__ void add_edge(float (&S)[n], float slope, const float (&first)[2]) {

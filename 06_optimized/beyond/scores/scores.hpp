@@ -57,7 +57,7 @@ struct Scores {
 };
 
 // In 16 bits; fp32 has one kernel, whatever this says. hopper is for 9.0 alone, with ALiBi alone, a
-// soft cap up to 1000 alone, or neither, for d a multiple of 8 (in the backward at most 128) and
+// soft cap up to 100 alone, or neither, for d a multiple of 8 (in the backward at most 128) and
 // tensors whose addresses and strides are multiples of 16 bytes.
 enum class Kernel {
   best,  // hopper if it can run, else fa2

@@ -79,7 +79,7 @@ __device__ void compute(Shared& shared, const ForwardMaps& maps, const Problem& 
   const int blocks = max(1, (int(mask.visible_keys(at.i0 + at.rows - 1)) + Bc - 1) / Bc);
   const int full = int(mask.visible_keys(at.i0 + min(64 * group, at.rows - 1))) / Bc;
   const T* Qi = shared.Q + group * 64 * 64;  // the group's rows, of each box of 64 columns
-  float O[D / 2] = {}, m[2] = {-INFINITY, -INFINITY}, l[2] = {0, 0}, mc[2], alpha[2];
+  float O[D / 2] = {}, m[2] = {no_key, no_key}, l[2] = {0, 0}, alpha[2];
   std::uint32_t P[Bc / 16][4];
   wait(&shared.Q_full, 0);
   Ring<stages> kv;
@@ -95,8 +95,8 @@ __device__ void compute(Shared& shared, const ForwardMaps& maps, const Problem& 
     wgmma_wait<0>(S);
     if (leader) arrive(&shared.K_free[kv.at]);
     hide(S, visible, j * Bc);
-    new_maximum(S, c, m, mc, alpha);
-    weights(S, c, mc, alpha, l);
+    new_maximum(S, c, m, alpha);
+    weights(S, c, m, alpha, l);
     round_to<T>(P, S);
   }
   // A step: S of tile j and O += P V of the tile before are under way together, and the softmax of
@@ -112,8 +112,8 @@ __device__ void compute(Shared& shared, const ForwardMaps& maps, const Problem& 
     // TODO
     // [end]
     if constexpr (decltype(masked)::value) hide(S, visible, j * Bc);
-    new_maximum(S, c, m, mc, alpha);
-    weights(S, c, mc, alpha, l);
+    new_maximum(S, c, m, alpha);
+    weights(S, c, m, alpha, l);
     // [step 06.22: wait until P and O may be written; what is free then? (2 lines)]
     // TODO
     // [end]
@@ -134,7 +134,7 @@ __device__ void compute(Shared& shared, const ForwardMaps& maps, const Problem& 
   wgmma_wait<0>(O);
 
   // O_i = O / l, L_i = scale m + log l
-  finish(O, m, l, scale, t.LSE, (at.b * p.Hq + at.h) * p.Nq + at.i0, row, at.rows);
+  finish(O, m, l, t.LSE, (at.b * p.Hq + at.h) * p.Nq + at.i0, row, at.rows);
 
   // A warp's 16 rows leave by themselves, through what was the tile of Q.
   T* Oi = shared.Q + (64 * group + 16 * warp) * 64;

@@ -62,7 +62,7 @@ __device__ void compute(Shared& shared, const ForwardMaps& maps, const Problem& 
   const int blocks = max(1, (int(mask.visible_keys(at.i0 + at.rows - 1)) + Bc - 1) / Bc);
   const float c = scale * log2_e;  // exp(scale x) = 2^(c x)
 
-  float O[D / 2] = {}, m[2] = {-INFINITY, -INFINITY}, l[2] = {0, 0}, mc[2], alpha[2];
+  float O[D / 2] = {}, m[2] = {no_key, no_key}, l[2] = {0, 0}, alpha[2];
   std::uint32_t P[Bc / 16][4];
   wait(&shared.Q_full, 0);
   Ring<K_stages> k;
@@ -76,8 +76,8 @@ __device__ void compute(Shared& shared, const ForwardMaps& maps, const Problem& 
 
     // P_ij, m, l as ever (softmax.cuh); O = alpha O
     if (visible[0] < (j + 1) * Bc) hide(S, visible, j * Bc);
-    new_maximum(S, c, m, mc, alpha);
-    weights(S, c, mc, alpha, l);
+    new_maximum(S, c, m, alpha);
+    weights(S, c, m, alpha, l);
     round_to<T>(P, S);
     scale_rows(O, alpha);
 
@@ -88,7 +88,7 @@ __device__ void compute(Shared& shared, const ForwardMaps& maps, const Problem& 
   }
 
   // O_i = O / l, L_i = scale m + log l
-  finish(O, m, l, scale, t.LSE, (at.b * p.Hq + at.h) * p.Nq + at.i0, row, at.rows);
+  finish(O, m, l, t.LSE, (at.b * p.Hq + at.h) * p.Nq + at.i0, row, at.rows);
 
   // A warp's 16 rows leave by themselves, through what was the tile of Q.
   T* Oi = shared.Q + 16 * warp * 64;
