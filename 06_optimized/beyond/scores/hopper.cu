@@ -47,7 +47,7 @@ struct Shared {
   alignas(1024) T K[Tiles::stages][Tiles::Bc * Tiles::D], V[Tiles::stages][Tiles::Bc * Tiles::D];
   alignas(1024) T O[Tiles::O == Through::own ? Tiles::Br * Tiles::D : 64];
   alignas(1024)
-      __nv_bfloat16 columns[line_is_product<Tiles> ? 8 * Tiles::Bc : 64];  // of LineProduct
+      __nv_bfloat16 columns[line_is_product<Tiles> ? 16 * Tiles::Bc : 64];  // of LineProduct
   Barrier Q_full[Tiles::Q_buffers], Q_free[Tiles::Q_buffers];
   Barrier K_full[Tiles::stages], K_free[Tiles::stages], V_full[Tiles::stages],
       V_free[Tiles::stages], O_left;
@@ -262,7 +262,8 @@ __device__ void compute(Shared<Tiles, T>& shared, const ForwardMaps& maps, const
       wait(&shared.K_full[kv.at], kv.phase);
       wgmma_fence();
       multiply_transposed<T, D, Br, Bc>(S, Qi, shared.K[kv.at]);
-      if constexpr (fast_line && line_is_product<Tiles>) in_product.add_to(S, shared.columns);
+      if constexpr (fast_line && line_is_product<Tiles>)
+        multiply_add<__nv_bfloat16, 16>(S, in_product.A, shared.columns);
       wgmma_commit();
       if (Tiles::scale_under_S) scale_rows(O, alpha);
       wait(&shared.V_full[before.at], before.phase);

@@ -15,7 +15,6 @@
 #include "06_optimized/beyond/scores/change.cuh"
 #include "06_optimized/ptx/mma.cuh"
 #include "06_optimized/ptx/tma.cuh"
-#include "06_optimized/ptx/wgmma.cuh"
 
 namespace fa::scores {
 
@@ -91,31 +90,25 @@ __device__ void add_line(float (&S)[n], float slope) {
 }
 // The same as one more product, S += A B: A's rows are all alike, `line` in three pieces of 8 bits;
 // B's first three rows are the columns' numbers 0, 1, 2, ..., which bf16 has up to 256. So all that
-// is multiplied is exact, whatever T is. Of the 16 rows that a product wants, 8 are there: the
-// descriptor says that the others lie 0 bytes further on, and A has zeros for them.
+// is multiplied is exact, whatever T is. A product wants 16 rows: the others are zeros.
 struct LineProduct {
-  std::uint32_t A[4];  // a lane has columns 2 (lane % 4) and the next, and those 8 behind
+  std::uint32_t A[1][4];  // a lane has columns 2 (lane % 4) and the next, and those 8 behind
 
   __device__ explicit LineProduct(float line) {
     const auto rounded = [](float x) { return float(__nv_bfloat16(x)); };
     const float high = rounded(line), middle = rounded(line - high), low = line - high - middle;
     const int pair = threadIdx.x % 4;
-    A[0] = A[1] = pair == 0   ? optimized::rounded_pair<__nv_bfloat16>(high, middle)
-                  : pair == 1 ? optimized::rounded_pair<__nv_bfloat16>(low, 0)
-                              : 0;
-    A[2] = A[3] = 0;
+    A[0][0] = A[0][1] = pair == 0   ? optimized::rounded_pair<__nv_bfloat16>(high, middle)
+                        : pair == 1 ? optimized::rounded_pair<__nv_bfloat16>(low, 0)
+                                    : 0;
+    A[0][2] = A[0][3] = 0;
   }
-  template <int n>
-  __device__ void add_to(float (&S)[n], const __nv_bfloat16* B) const {
-    optimized::Wgmma<__nv_bfloat16, 2 * n, true>::template run<1>(
-        S, A, optimized::descriptor(B, 8 * 128, 0), 1);
-  }
-  // B, 8 x n, in boxes of 64 columns as TMA would bring them. By all threads of the block.
+  // B, 16 x n, in boxes of 64 columns as TMA would bring them. By all threads of the block.
   template <int n>
   static __device__ void columns(__nv_bfloat16* B) {
-    for (int i = threadIdx.x; i < 8 * n; i += blockDim.x) {
+    for (int i = threadIdx.x; i < 16 * n; i += blockDim.x) {
       const int k = i / n, j = i % n;
-      B[j / 64 * 8 * 64 + optimized::swizzled_chunk(k, j % 64 / 8) + j % 8] =
+      B[j / 64 * 16 * 64 + optimized::swizzled_chunk(k, j % 64 / 8) + j % 8] =
           __nv_bfloat16(k < 3 ? float(j) : 0.f);
     }
     optimized::fence_async();
