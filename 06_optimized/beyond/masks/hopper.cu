@@ -299,7 +299,6 @@ template <class Tiles, class T>
 void launch(const Problem& p, const Pattern& pattern, const Forward<T>& t, float scale,
             unsigned* taken, cudaStream_t stream) {
   constexpr std::size_t bytes = sizeof(Shared<Tiles, T>);
-  static_assert(bytes <= 227 * 1024);
   const ForwardMaps maps = maps_of(p, t, Tiles::Br, Tiles::Bc);
   // In sections of as many heads as have the keys of the tiles under way in 32 MiB of the L2 cache.
   // The first tiles see least, and come last.
