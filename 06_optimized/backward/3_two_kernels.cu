@@ -63,7 +63,7 @@ __device__ void compute_dkv(KeyShared<Tiles, T>& shared, const Maps& maps, float
       for (int x = 0; x < D; x += 64)
         *reinterpret_cast<uint4*>(Vj + x * Bc + e * 8) = make_uint4(0, 0, 0, 0);
     fence_async();
-    sync(1 + group, 128);
+    sync(own + group, 128);
   }
   if (tiles > 0) wait(&shared.Q_full[0], 0);
   issue_S();

@@ -26,6 +26,8 @@ struct Maps {
   CUtensorMap Q, K, V, dO, dQ, dK, dV;
 };
 
+constexpr int own = 1;  // numbered barriers, for each group its own
+
 // ---- P and dS of a tile; c = scale log2 e ----
 // With S, row r = 0 or 1 of a thread is a query and its columns are keys. With S^T it is the other
 // way round, and LSE2 and D belong to columns: they are read from the thread's first column on.

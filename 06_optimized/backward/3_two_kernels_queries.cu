@@ -97,7 +97,7 @@ __device__ void compute_dq(QueryShared<Tiles, T>& shared, const Maps& maps, cons
       for (int x = 0; x < D; x += 64)
         *reinterpret_cast<uint4*>(shared.K[0] + x * Bc + e * 8) = make_uint4(0, 0, 0, 0);
     fence_async();
-    sync(1 + group, 128);
+    sync(own + group, 128);
   }
 
 #pragma unroll 1

@@ -73,16 +73,17 @@ __device__ void compute(Shared& shared, const ForwardMaps& maps, const Problem& 
   const auto border = [](float x) {
     if (locked && x < 0) stop();
   };
+  constexpr int turn = 1;  // numbered barriers, for each group its turn
   const auto enter = [&] {
     border(alpha[0] + alpha[1]);
-    if (locked) sync(1 + group, 256);
+    if (locked) sync(turn + group, 256);
     border(alpha[0]);
   };
   const auto leave = [&] {
     border(l[0] + l[1]);
-    if (locked) arrive(2 - group, 256);
+    if (locked) arrive(turn + 1 - group, 256);
   };
-  if (locked && group == 0) arrive(1, 256);  // it may enter first
+  if (locked && group == 0) arrive(turn, 256);  // it may enter first
 
   wait(&shared.Q_full, 0);
   Ring<stages> kv;
@@ -125,7 +126,7 @@ __device__ void compute(Shared& shared, const ForwardMaps& maps, const Problem& 
   for (; j >= 0; --j) step(j, std::false_type());
   wgmma_wait<0>(O);
 
-  // O_i = O / l, L_i = scale m + log l
+  // O_i = O / l, L_i = (m + log2 l) log 2
   finish(O, m, l, t.LSE, (at.b * p.Hq + at.h) * p.Nq + at.i0, row, at.rows);
 
   // A warp's 16 rows leave by themselves, through what was the tile of Q.

@@ -99,9 +99,10 @@ __device__ void compute(Shared& shared, const ForwardMaps& maps, const Problem& 
   const float c = scale * log2_e;  // exp(scale x) = 2^(c x)
 
   // The groups issue their products in turn.
-  const auto my_turn = [&] { sync(1 + group, 256); };
-  const auto next_turn = [&] { arrive(2 - group, 256); };
-  if (group == 0) arrive(1, 256);  // the first turn is its own
+  constexpr int turn = 1;  // numbered barriers, for each group its turn
+  const auto my_turn = [&] { sync(turn + group, 256); };
+  const auto next_turn = [&] { arrive(turn + 1 - group, 256); };
+  if (group == 0) arrive(turn, 256);  // the first turn is its own
 
   Ring<Q_buffers> q;
   Ring<stages> kv;
@@ -175,7 +176,7 @@ __device__ void compute(Shared& shared, const ForwardMaps& maps, const Problem& 
     if (leader) arrive(&shared.V_free[kv.at]);
     kv.next();
 
-    // O_i = O / l, L_i = scale m + log l
+    // O_i = O / l, L_i = (m + log2 l) log 2
     finish(O, m, l, t.LSE, (at.b * p.Hq + at.h) * p.Nq + at.i0, row, at.rows);
 
     // A warp's 16 rows leave by themselves, while the next tile has begun.

@@ -93,7 +93,7 @@ __global__ void __launch_bounds__(threads)
     __syncthreads();  // K_j and V_j are no longer read
   }
 
-  // O_i = O / l, L_i = scale m + log l
+  // O_i = O / l, L_i = (m + log2 l) log 2
   finish(O, m, l, t.LSE, (at.b * p.Hq + at.h) * p.Nq + at.i0, row, at.rows);
 
   // A warp's 16 rows leave by themselves, through what was the tile of Q.

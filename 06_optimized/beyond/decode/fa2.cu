@@ -1,8 +1,8 @@
 // FlashAttention-2's loop for one to eight new queries a sequence. There are few rows, 16 a warp,
 // so the four warps of a block own keys, not rows: of a tile of 64 keys each takes 16, with m, l
 // and O of its own. It waits for nobody: it copies its own keys, into its own buffers. At the end
-// the warps' results are merged as those of the parts are. Where there are more than 16 rows, two
-// warps share keys: each brings half of them, and takes 16 of 32 rows.
+// the warps' results are merged as those of the parts are. Where there are more than 16 rows, and
+// d <= 128, two warps share keys: each brings half of them, and takes 16 of 32 rows.
 //
 // Where one block of sixteen warps an SM, with 256 keys a tile, leaves no SM idle, it is faster:
 // the memory is read at a quarter of the places at a time, and there are fewer parts to merge. Two
@@ -70,10 +70,10 @@ __device__ int at(int r, int c) {
   return r * D + 8 * swizzled(r, c);
 }
 
-// By a warp: tile[r][x] = row(r)[x] for r < rows and x < d, 0 beyond, of `tile_rows` rows from r0
-// on: 0 * NaN is NaN, so that P = 0 would not keep out what lies behind the last key. A thread
-// starts copies of eight numbers, 16 bytes; where addresses are not multiples of 16 it fetches them
-// one by one, and waits.
+// By a warp: tile[r][x] = row(r)[x] for r < rows and x < d, 0 beyond, of `tile_rows` rows from
+// `first` on: 0 * NaN is NaN, so that P = 0 would not keep out what lies behind the last key. A
+// thread starts copies of eight numbers, 16 bytes; where addresses are not multiples of 16 it
+// fetches them one by one, and waits.
 template <int D, int tile_rows, class T, class Row>
 __device__ void load(T* tile, const Row& row, int first, int rows, int d, bool aligned) {
   constexpr int chunks = D / 8, at_once = 32 / chunks;
@@ -144,7 +144,7 @@ __global__ void __launch_bounds__(Sizes::threads, Sizes::blocks)
   const int lane = threadIdx.x % 32, any_warp = threadIdx.x / 32;
   const int warp = any_warp / sharers, sharer = any_warp % sharers;  // whose keys; whose rows
   T* const Qi = dynamic_shared<T>();                                 // [Br, D]
-  T* const all = Qi + Br * D;                                        // [warps][K, V][Bc, D]
+  T* const all = Qi + Br * D;                                        // [warps][stages][K, V][Bc, D]
   T* const mine = all + warp * Sizes::own;           // this warp's [stages][K, V][Bc, D]
   float* const Oi = reinterpret_cast<float*>(mine);  // at the end, in their place: [Br, D]
   float2* const ml = reinterpret_cast<float2*>(all + warps * Sizes::own);  // [warps, Br]
@@ -152,9 +152,9 @@ __global__ void __launch_bounds__(Sizes::threads, Sizes::blocks)
   const int r0 = 16 * sharer + lane / 4;  // this thread's rows of the tile: r0, r0 + 8
   const int x0 = lane % 4 * 2;            // and its columns of a block: x0, x0 + 1
   const RowChunk by_rows = ldmatrix_by_rows(lane), by_columns = ldmatrix_by_columns(lane);
-  const int q_at = at<D>(by_rows.row, by_rows.chunk);        // what this lane names to
-  const int k_at = at<D>(by_columns.row, by_columns.chunk);  // ldmatrix: of the first block,
-  const int v_at = q_at;                                     // and what others differ from it
+  // What this lane names to ldmatrix, of the first block; of the others one xor away.
+  const int q_at = at<D>(by_rows.row, by_rows.chunk), v_at = q_at;
+  const int k_at = at<D>(by_columns.row, by_columns.chunk);
   merge_may_start();
   const Work work(p, Br, parts.splits, blockIdx.x);
   const int rows = work.rows, d = int(p.d);
@@ -393,7 +393,7 @@ bool launch(const Problem& p, const Tensors<T>& t, const Parts& parts, float sca
 
 // Does one block an SM leave at most a twentieth of them idle? With as many parts of a head as
 // fit, or, if there are more heads than SMs, in several waves. If nobody merges, or two blocks do,
-// it pays from two tiles on. Another kernel's merge, or the beginnings of waves, want more keys.
+// it pays from 512 keys on. Another kernel's merge, or the beginnings of waves, want more.
 template <class Sizes>
 bool fills_all_SMs(const Problem& p) {
   const std::int64_t SMs = processors();

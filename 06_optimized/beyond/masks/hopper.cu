@@ -249,7 +249,7 @@ __device__ void compute(Shared<Tiles, T>& shared, const ForwardMaps& maps, const
     if (leader) arrive(&shared.V_free[last.at]);
     kv.next();
 
-    // O_i = O / l, L_i = scale m + log l
+    // O_i = O / l, L_i = (m + log2 l) log 2
     const float sink = pattern.sinks ? pattern.sinks[task.h] : -INFINITY;
     finish(O, m, l, sink, t.LSE, (task.b * p.Hq + task.h) * p.Nq + task.i0, row, task.rows);
 

@@ -276,7 +276,7 @@ __device__ void compute(Shared<Tiles, T>& shared, const ForwardMaps& maps, const
     if (leader) arrive(&shared.V_free[last.at]);
     kv.next();
 
-    // O_i = O / l, L_i = scale m + log l
+    // O_i = O / l, L_i = (m + log2 l) log 2
     finish(O, m, l, t.LSE, left.h * p.Nq + left.first, row, left.rows);
 
     // A warp's 16 rows leave by themselves, through shared memory.

@@ -4,8 +4,9 @@
 // Left of a position, and right of it, ALiBi is a line: slope place(i), one instruction for each
 // score, since the place is a number in the code, and `first[r]`, which all numbers of a row have
 // in common. So nobody adds it to them; the softmax knows. Only where |.| has its edge, in a tile
-// or two of all, each score gets all of it. At d <= 64, where exponentials take longer than
-// products, the line is a product, and costs no instruction: S_ij += line j (LineProduct).
+// or two of all, each score gets all of it. In the forward at d <= 64, where exponentials take
+// longer than products, the line is a product, and costs none: S_ij += line j (LineProduct). In the
+// backward it is in the LSE of the queries.
 #pragma once
 #include <cfloat>
 #include <cmath>

@@ -6,7 +6,7 @@
 //   bias       s = s + bias_ij: any numbers, broadcast over batch, heads or rows
 //
 // in this order, and then the mask. What is left out is not paid for: the kernels of the tensor
-// cores are built for each change alone, and once for all of them together.
+// cores are built plain, for each change alone, for ALiBi behind a causal mask, and once for all.
 #pragma once
 #ifdef FA_EMULATED
 #include "06_optimized/ptx/on_cpu/half.hpp"
@@ -96,8 +96,8 @@ std::size_t scratch_bytes(const Problem& p);  // of the backward
 // dQ, dK and dV by the Q and K that are given, which the kernel turns itself. dbias, if its data is
 // not null, is the gradient by the bias, in fp32 whatever the bias is in: [B or 1, Hq or 1, Nq or
 // 1, Nk] like the bias, summed over what that repeats. Hidden pairs have 0 there. A kernel of its
-// own computes it: a block owns a tile of dbias and goes through all that share it. No atomics
-// anywhere, the same bits from run to run.
+// own computes it: a block owns a tile of dbias and goes through all that share it, without
+// atomics. The same bits from run to run, but for dQ of hopper without `deterministic`.
 template <class T>
 void backward(const Problem& p, const Backward<T>& t, const Scores<T>& scores,
               const View<float>& dbias = {}, const Options& options = {});

@@ -68,9 +68,10 @@ __device__ void compute(Shared& shared, const ForwardMaps& maps, const Problem& 
   const float c = scale * log2_e;  // exp(scale x) = 2^(c x)
 
   // The groups issue their products in turn.
-  const auto my_turn = [&] { sync(1 + group, 256); };
-  const auto next_turn = [&] { arrive(2 - group, 256); };
-  if (group == 0) arrive(1, 256);  // the first turn is its own
+  constexpr int turn = 1;  // numbered barriers, for each group its turn
+  const auto my_turn = [&] { sync(turn + group, 256); };
+  const auto next_turn = [&] { arrive(turn + 1 - group, 256); };
+  if (group == 0) arrive(turn, 256);  // the first turn is its own
 
   const int row = 64 * group + 16 * warp + lane / 4;  // of the tile; the other is 8 below
   const Mask mask(p, at.b);
@@ -133,7 +134,7 @@ __device__ void compute(Shared& shared, const ForwardMaps& maps, const Problem& 
   wgmma_commit();
   wgmma_wait<0>(O);
 
-  // O_i = O / l, L_i = scale m + log l
+  // O_i = O / l, L_i = (m + log2 l) log 2
   finish(O, m, l, t.LSE, (at.b * p.Hq + at.h) * p.Nq + at.i0, row, at.rows);
 
   // A warp's 16 rows leave by themselves, through what was the tile of Q.
