@@ -1,5 +1,5 @@
-"""06's walks stay a short way from the kernels that they come from, and the structs that their benchmarks hand to C
-have the fields of the C code. No GPU, no PyTorch."""
+"""06's walks and last rungs stay a short way from the kernels that they come from, and the structs that the walks'
+benchmarks hand to C have the fields of the C code. No GPU, no PyTorch."""
 
 from __future__ import annotations
 
@@ -23,6 +23,9 @@ PARENTS = {"tiled.cu": ROOT / "04_cuda_forward" / "tiled.cu", "fa2.cu": ROOT / "
 MAY_COME = 60
 # Those that take more, each for a reason that its page gives. They may shrink.
 MORE_MAY_COME = {"decode/fa2.cu": 235, "weights/fa2.cu": 180}
+# The last step of each ladder before the kernel of the whole contract: as many lines may come.
+LAST = ("forward/4_wide_warps.cu", "forward/5_two_loops.cu"), ("forward/13_persistent.cu", "forward/14_longest_first.cu"), \
+    ("backward/9_masks.cu", "backward/10_in_order.cu")
 KINDS = {"std::int64_t": ctypes.c_int64, "std::uint64_t": ctypes.c_uint64, "double": ctypes.c_double,
          "void": ctypes.c_void_p}
 
@@ -59,6 +62,12 @@ def struct_of(folder: Path) -> list[tuple[str, type]] | None:
 
 
 class Steps(unittest.TestCase):
+    def test_the_last_rungs_are_short(self) -> None:
+        for before, last in LAST:
+            with self.subTest(rung=last):
+                _, come = changed(BEYOND.parent / before, BEYOND.parent / last, space=False, code=True)
+                self.assertLessEqual(come, MAY_COME)
+
     def test_every_walk_is_short(self) -> None:
         walks = sorted(readme.parent for readme in BEYOND.glob("*/README.md"))
         self.assertGreaterEqual(len(walks), 6)
