@@ -1,5 +1,5 @@
-// What rungs 6 to 14 have in common: which tile of queries a block takes, the softmax of a block of
-// scores that a warpgroup holds in its registers, and how O leaves them.
+// What rungs 6 to 14, hopper and its walks have in common: which tile of queries a block takes, the
+// softmax of a block of scores that a warpgroup holds in its registers, and how O leaves them.
 //
 // A warpgroup holds S, 64 rows and 2 n columns, as wgmma.cuh says: a thread has n numbers, in two
 // rows, r = 0 (lane / 4 of its warp's 16) and r = 1 (8 below). S[i] is in row r = i / 2 % 2, and

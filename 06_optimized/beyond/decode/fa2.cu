@@ -24,8 +24,7 @@
 //
 // With 32 rows it is about instructions, too: two warps multiply for each key that is read. Nearly
 // all keys are old ones that are there, sixteen in a row, and `load_straight` brings them with two
-// instructions a copy, where `load` needs 45 for a row that may be new, or missing. That took 8
-// queries of 4 heads from 70 to 85 % of the bandwidth and more; one query gained up to 3 %.
+// instructions a copy, where `load` needs 45 for a row that may be new, or missing.
 //
 //   Tile        what fits for d <= 64, 128 and 256, and `with_tile`, at the end, which of them
 //   at          the place of a chunk; of its neighbours along d, one xor away, for ldmatrix
@@ -54,7 +53,7 @@ struct Tile {
   static constexpr int D = D_, blocks = blocks_, warps = warps_, stages = stages_;
   static constexpr int sharers = sharers_, threads = 32 * warps * sharers;
   static constexpr int Br = 16 * sharers, Bc = 16;  // rows of a block; keys of a tile
-  static constexpr bool Q_in_registers = D <= 64 && blocks * threads <= 640;
+  static constexpr bool Q_in_registers = D <= 64 && blocks * threads <= 5 * 128;
   static constexpr bool pairs = blocks == 1;   // may two blocks merge their parts?
   static constexpr int pair = 2 * Bc * D;      // numbers in a K_j and its V_j
   static constexpr int own = stages * pair;    // of a warp, or of those that share keys
@@ -139,7 +138,7 @@ template <class Sizes, class T>
 __global__ void __launch_bounds__(Sizes::threads, Sizes::blocks)
     fa2_kernel(Problem p, Tensors<T> t, Parts parts, float scale, bool causal, bool aligned,
                bool two_merge) {
-  constexpr int D = Sizes::D, groups = 1, Br = Sizes::Br, Bc = Sizes::Bc;  // fa2's groups of rows
+  constexpr int D = Sizes::D, groups = 1, Br = Sizes::Br, Bc = Sizes::Bc;  // a group: 16 rows
   constexpr int warps = Sizes::warps, sharers = Sizes::sharers, loaders = 4;  // that load Q_i
   const int lane = threadIdx.x % 32, any_warp = threadIdx.x / 32;
   const int warp = any_warp / sharers, sharer = any_warp % sharers;  // whose keys; whose rows
