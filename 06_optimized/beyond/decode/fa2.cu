@@ -138,7 +138,7 @@ template <class Sizes, class T>
 __global__ void __launch_bounds__(Sizes::threads, Sizes::blocks)
     fa2_kernel(Problem p, Tensors<T> t, Parts parts, float scale, bool causal, bool aligned,
                bool two_merge) {
-  constexpr int D = Sizes::D, groups = 1, Br = Sizes::Br, Bc = Sizes::Bc;  // a group: 16 rows
+  constexpr int D = Sizes::D, groups = 1, Br = Sizes::Br, Bc = Sizes::Bc;     // a group: 16 rows
   constexpr int warps = Sizes::warps, sharers = Sizes::sharers, loaders = 4;  // that load Q_i
   const int lane = threadIdx.x % 32, any_warp = threadIdx.x / 32;
   const int warp = any_warp / sharers, sharer = any_warp % sharers;  // whose keys; whose rows
