@@ -87,6 +87,7 @@ def launches(runner: Runner, block_ms: float) -> int:
 def rounds_of(runners: Sequence[Runner], chip: str, options: argparse.Namespace) -> dict[str, list[float]]:
     """Milliseconds of a launch, by runner and round."""
     counts = {r.name: launches(r, options.block) for r in runners}
+    first = {r.name: launches(r, options.sustain) if chip == "sustained" else 1 for r in runners}
     turns = options.turns if chip == "hot" else 1
     taken: dict[str, list[tuple[torch.cuda.Event, torch.cuda.Event]]] = {r.name: [] for r in runners}
     for turn in range(-options.burn_in * turns, options.rounds * turns):
@@ -94,7 +95,7 @@ def rounds_of(runners: Sequence[Runner], chip: str, options: argparse.Namespace)
             if chip == "cool":
                 torch.cuda.synchronize()
                 time.sleep(1e-3 * options.gap)
-            r.launch(1 if chip != "sustained" else round(counts[r.name] * options.sustain / options.block))
+            r.launch(first[r.name])
             pair = timed(r.launch, counts[r.name])
             if turn >= 0:
                 taken[r.name].append(pair)
