@@ -271,7 +271,8 @@ def recorded(stage: Path) -> list[Path]:
     The rest is what the compiler said, who did what when, variants, faults and tiles."""
     others = re.compile(r"(kernels|timeline|ab|faults|tuning)(_\w+)?\.json")
     found = [path for path in (stage / "results").glob("*.json") if not others.fullmatch(path.name)]
-    return sorted(found, key=lambda path: (-path.stat().st_size, path.name))
+    rows = {path: path.read_bytes().count(b'"run_type"') for path in found}
+    return sorted(found, key=lambda path: (-rows[path], -path.stat().st_size, path.name))
 
 
 def _figures_of(row: Row) -> tuple[str, ...]:
