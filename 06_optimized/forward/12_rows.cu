@@ -10,7 +10,7 @@
 // What should change: a softmax that is shorter by about one maximum, some 250 of 1900 cycles. The
 // same instructions, and one branch.
 //
-// Measured: 657 TFLOP/s after 630 (round by round 5 % more), cool 684 after 672; in
+// Measured: 682 TFLOP/s after 653 (round by round 3 % more), cool 701 after 688; in
 // the last kernel 7 %.
 #include "06_optimized/forward/forward.hpp"
 #include "06_optimized/forward/softmax.cuh"
