@@ -16,8 +16,8 @@ What the host does at a launch (checks, tensor maps, PyTorch's dispatch and its 
 and the peers alike: the host runs ahead of the GPU, and an untimed launch covers the first of a block. That holds while
 a launch takes the host less time than the GPU; a row where it does not is an error, not a figure.
 
-FlashAttention-3 is there if fa3/build.py has built it (--fa3), in bf16 and for as many key heads as query heads. Its
-rows and ours called *_deterministic write the same bits in every run.
+FlashAttention-3 is there if fa3/build.py has built it (--fa3; for fp16 and groups of heads with --more). Its rows and ours
+called *_deterministic write the same bits in every run.
 
 Every result is compared with double precision before and after it is timed. The file is written after each case;
 --resume continues it.

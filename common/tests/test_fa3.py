@@ -158,6 +158,18 @@ class Builder(InFolder):
             "forward_softcap": {"CAUSAL", "SOFTCAP"}, "backward_softcap": {"BACKWARD", "CAUSAL", "SOFTCAP"},
             "forward_varlen": {"CAUSAL", "VARLEN"}, "backward_varlen": {"BACKWARD", "CAUSAL", "VARLEN"}})
 
+    def test_more_is_fp16_and_groups(self) -> None:
+        self.refused("one of", "--only", "deterministic_f16:256:none")
+        self.refused("one of", "--only", "forward_packed:128:none")  # its heuristics pack heads at d = 64 alone
+        code, said, _ = self.build("--more", "--jobs", "2")
+        self.assertEqual((code, said.count(" s\n")), (0, 18))
+        told = {name: set(re.findall(r"-DFA3_([A-Z]+|F16)=1 ", line + " ")) for line in self.log.read_text().splitlines()
+                for name in re.findall(r"-DFA3_NAME=fa3_(\w+)_64_0", line)}
+        self.assertEqual(told, {
+            "forward_packed": {"PACKED"}, "backward_groups": {"BACKWARD", "GROUPS"},
+            "deterministic_groups": {"BACKWARD", "DETERMINISTIC", "GROUPS"}, "forward_f16": {"F16"},
+            "backward_f16": {"BACKWARD", "F16"}, "deterministic_f16": {"BACKWARD", "DETERMINISTIC", "F16"}})
+
 
 class Compared(InFolder):
     """compare.py's file, without a GPU and PyTorch."""

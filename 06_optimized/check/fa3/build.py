@@ -4,9 +4,10 @@
     python3 06_optimized/check/fa3/build.py flash-attention            # build/fa3/libfa3.so
     python3 06_optimized/check/fa3/build.py flash-attention --decode   # and decoding, for decode_bench.py
     python3 06_optimized/check/fa3/build.py flash-attention --walks    # windows, soft caps, packed sequences
+    python3 06_optimized/check/fa3/build.py flash-attention --more     # fp16, groups of query heads on a key head
 
-Wants CUDA 12.3 or later, about a minute and 2.5 GB of memory for each of the 16 kernels, 18 of decoding, 12 of walks; no
-GPU. Called again it goes on: a kernel is compiled again only if the checkout, the compiler or this folder has changed since.
+Wants CUDA 12.3 or later, about a minute and 2.5 GB of memory for each of the 16 kernels, 18 of decoding, 12 of walks, 18
+more; no GPU. Called again it goes on: a kernel is compiled again only if the checkout, the compiler or this folder has changed since.
 """
 
 from __future__ import annotations
@@ -69,17 +70,24 @@ KINDS = {"forward": "", "backward": "BACKWARD", "deterministic": "BACKWARD DETER
          "decode_paged": "DECODE PACKED PAGED", "decode_paged_split": "DECODE PACKED PAGED SPLIT",
          "decode_merge": "DECODE MERGE", "forward_window": "LOCAL", "backward_window": "BACKWARD LOCAL",
          "forward_softcap": "SOFTCAP", "backward_softcap": "BACKWARD SOFTCAP",
-         "forward_varlen": "VARLEN", "backward_varlen": "BACKWARD VARLEN"}
-WORDS = ("BACKWARD", "DETERMINISTIC", "DECODE", "PACKED", "SPLIT", "PAGED", "MERGE", "LOCAL", "SOFTCAP", "VARLEN")
-WIDE = ("forward", "backward")  # FlashAttention-3 has no deterministic backward for d = 256
+         "forward_varlen": "VARLEN", "backward_varlen": "BACKWARD VARLEN",
+         "forward_packed": "PACKED", "backward_groups": "BACKWARD GROUPS",
+         "deterministic_groups": "BACKWARD DETERMINISTIC GROUPS",
+         "forward_f16": "F16", "backward_f16": "BACKWARD F16", "deterministic_f16": "BACKWARD DETERMINISTIC F16"}
+WORDS = ("BACKWARD", "DETERMINISTIC", "DECODE", "PACKED", "SPLIT", "PAGED", "MERGE", "LOCAL", "SOFTCAP", "VARLEN", "GROUPS",
+         "F16")
+WIDE = ("forward", "backward", "forward_f16", "backward_f16")  # there is no deterministic backward for d = 256
 KERNELS = {str(kernel): kernel for what in KINDS for d in ((64, 128, 256) if what in WIDE else (64, 128))
            for causal in (False, True) if not (causal and (what == "decode_merge" or "window" in what))
            if causal or not what.endswith(("softcap", "varlen"))
+           if d == 64 or what != "forward_packed"  # what its heuristics choose for our lengths
            for kernel in [Kernel(what, d, causal)]}
 # One query sees all keys; causal kernels are for several, which the benchmark asks for without pages.
 DECODING = [kernel for kernel in KERNELS.values() if kernel.what.startswith("decode")
             and not (kernel.causal and "paged" in kernel.what)]
 WALKS = [kernel for kernel in KERNELS.values() if kernel.what.endswith(("window", "softcap", "varlen"))]
+MORE = [kernel for kernel in KERNELS.values() if kernel.what.endswith(("_packed", "groups")) and kernel not in DECODING
+        or kernel.what.endswith("f16") and not kernel.causal]
 COMPARED = [kernel for kernel in KERNELS.values() if kernel.what in ("forward", "backward", "deterministic")]
 
 
@@ -195,7 +203,7 @@ class Build:
 
 def make(options: argparse.Namespace) -> int:
     build = Build(Checkout(options), options.out)
-    wanted = options.only or (DECODING if options.decode else WALKS if options.walks else COMPARED)
+    wanted = options.only or (DECODING if options.decode else WALKS if options.walks else MORE if options.more else COMPARED)
     failed = []
 
     def attempt(kernel: Kernel) -> None:
@@ -237,6 +245,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--jobs", type=at_least_one, default=1, help="kernels at a time, 2.5 GB of memory each")
     parser.add_argument("--decode", action="store_true", help="the kernels of decoding, beside those built before")
     parser.add_argument("--walks", action="store_true", help="those of beyond/, beside those built before")
+    parser.add_argument("--more", action="store_true", help="fp16 without a mask, and groups of query heads on a key head, "
+                        "beside those built before")
     parser.add_argument("--only", type=a_kernel, nargs="+", metavar="forward:128:causal",
                         help="these, beside those built before (causal or none)")
     parser.add_argument("--commit", help="of the checkout, if it is no git clone")

@@ -1,24 +1,41 @@
 // FlashAttention-3 behind the functions that a stage's peer library has (peer.hpp), so that
 // compare.py times both in one process, on the same tensors. What mha_fwd and mha_bwd of
-// hopper/flash_api.cpp do for bf16, equal numbers of heads, fixed lengths and one split, on memory
-// that is there already.
+// hopper/flash_api.cpp do for 16 bits, fixed lengths and one split, on memory that is there
+// already.
 #include <algorithm>
 #include <cmath>
 
 #include "06_optimized/check/fa3/fa3.hpp"
 #include "common/measure/peers/peer.hpp"
+#include "heuristics.h"
+#include "tile_size.h"
 
 namespace {
 
 using namespace fa3;
 
+bool in_groups(const fa_peer_call& c) { return c.H != c.Hkv; }
+
+// Of a forward: the heads of a group share tiles of queries where each by itself fills them badly.
+bool packed(const fa_peer_call& c) {
+  const int d = int(c.d);
+  const auto tile =
+      tile_size_fwd_sm90(d, d, c.causal != 0, /*local*/ false, /*bytes of a number*/ 2,
+                         /*V by columns*/ false, /*pages*/ false, /*softcap*/ false);
+  return in_groups(c) && should_pack_gqa(/*lengths*/ false, int(c.N), int(c.H / c.Hkv),
+                                         /*rows*/ std::get<0>(tile));
+}
+
 // Throws a reason if the call is not for any kernel of this library.
 Run kernel_for(const std::string& pass, const fa_peer_call& c) {
-  refuse_if(c.dtype != 2, "built for bf16");
-  refuse_if(c.H != c.Hkv, "built for as many key heads as query heads");
+  refuse_if(c.dtype != 1 && c.dtype != 2, "takes 16 bits");
+  refuse_if(c.Hkv < 1 || c.H % c.Hkv != 0, "H must be a multiple of Hkv");
   refuse_if(c.N <= 0 || c.N % 256 != 0, "built for N that are multiples of 256");
   refuse_if(pass == "deterministic" && c.d > 128, "has no deterministic backward for d > 128");
-  return kernel_of(pass, c.d, c.causal != 0);
+  const std::string heads = pass != "forward" ? in_groups(c) ? "_groups" : ""
+                            : packed(c)       ? "_packed"
+                                              : "";
+  return kernel_of(pass + heads + (c.dtype == 1 ? "_f16" : ""), c.d, c.causal != 0);
 }
 std::string backward_pass(const std::string& kernel) {
   if (kernel == "fa3" || kernel == "best") return "backward";
@@ -53,7 +70,9 @@ std::int64_t keys_of_a_tile(const fa_peer_call& c) { return c.d <= 128 ? 128 : 8
 // the three kernels writes the statistics of all rows, padding too, and zeroes the sums of dQ and
 // the turns.
 struct Parts {
-  std::int64_t LSE2, D, dQ, turns, end;
+  std::int64_t LSE2, D, dQ, turns;
+  // Of groups, whose heads add to dK and dV in fp32. These, and the turns at them, begin with 0.
+  std::int64_t dK, dV, dK_turns, dV_turns, end;
 
   explicit Parts(const fa_peer_call& c, const Twist& twist = {}) {
     const std::int64_t tile = queries_of_a_tile(c, twist),
@@ -65,22 +84,30 @@ struct Parts {
     D = next(LSE2, tiles * tile);
     dQ = next(D, tiles * tile);
     turns = next(dQ, tiles * tile * c.d);
-    end = next(turns, tiles);
+    const std::int64_t key_tile = keys_of_a_tile(c), key_rows = rounded(c.N, key_tile),
+                       sums = in_groups(c) ? c.B * c.Hkv * key_rows : 0;
+    dK = next(turns, tiles);
+    dV = next(dK, sums * c.d);
+    dK_turns = next(dV, sums * c.d);
+    dV_turns = next(dK_turns, sums / key_tile);
+    end = next(dV_turns, sums / key_tile);
   }
 };
 
 // What both passes are told. Tensors are [B, H, N, d] without gaps; strides count elements.
 Flash_bwd_params params_of(const fa_peer_call& c, const Twist& twist) {
-  const std::int64_t row = c.d, head = c.N * row, batch = c.H * head;
+  const std::int64_t row = c.d, head = c.N * row;
   Flash_bwd_params p{};
   p.q_ptr = c.Q, p.k_ptr = c.K, p.v_ptr = c.V, p.o_ptr = c.O;
   p.q_row_stride = p.k_row_stride = p.v_row_stride = p.o_row_stride = row;
   p.q_head_stride = p.k_head_stride = p.v_head_stride = p.o_head_stride = head;
-  p.q_batch_stride = p.k_batch_stride = p.v_batch_stride = p.o_batch_stride = batch;
+  p.q_batch_stride = p.o_batch_stride = c.H * head;
+  p.k_batch_stride = p.v_batch_stride = c.Hkv * head;
   p.v_dim_stride = 1;
   p.softmax_lse_ptr = c.LSE;
   p.b = int(c.B);
-  p.h = p.h_k = int(c.H);
+  p.h = int(c.H);
+  p.h_k = int(c.Hkv);
   p.seqlen_q = p.seqlen_k = int(c.N);
   p.seqlen_q_rounded = p.seqlen_k_rounded = int(rounded(c.N, 128));
   p.total_q = p.total_k = int(c.B * c.N);
@@ -98,6 +125,7 @@ Flash_bwd_params params_of(const fa_peer_call& c, const Twist& twist) {
 
 void forward(const Run run, const fa_peer_call& c, const Twist& twist) {
   Flash_bwd_params p = params_of(c, twist);
+  p.pack_gqa = packed(c);
   const auto stream = static_cast<cudaStream_t>(c.stream);
   if (p.is_causal || p.is_local) {  // blocks take their next tile from a counter
     p.tile_count_semaphore = static_cast<int*>(c.scratch);
@@ -114,7 +142,8 @@ void backward(const Run run, const fa_peer_call& c, bool deterministic, const Tw
   p.do_ptr = c.dO, p.dq_ptr = c.dQ, p.dk_ptr = c.dK, p.dv_ptr = c.dV;
   p.do_row_stride = p.dq_row_stride = p.dk_row_stride = p.dv_row_stride = p.q_row_stride;
   p.do_head_stride = p.dq_head_stride = p.dk_head_stride = p.dv_head_stride = p.q_head_stride;
-  p.do_batch_stride = p.dq_batch_stride = p.dk_batch_stride = p.dv_batch_stride = p.q_batch_stride;
+  p.do_batch_stride = p.dq_batch_stride = p.q_batch_stride;
+  p.dk_batch_stride = p.dv_batch_stride = p.k_batch_stride;
   const Parts parts(c, twist);
   auto* scratch = static_cast<char*>(c.scratch);
   p.softmax_lse_log2_ptr = scratch + parts.LSE2;
@@ -122,7 +151,14 @@ void backward(const Run run, const fa_peer_call& c, bool deterministic, const Tw
   p.dq_accum_ptr = scratch + parts.dQ;
   p.dq_semaphore = reinterpret_cast<int*>(scratch + parts.turns);
   p.deterministic = deterministic;
-  run(p, static_cast<cudaStream_t>(c.stream));
+  const auto stream = static_cast<cudaStream_t>(c.stream);
+  if (in_groups(c)) {
+    p.dk_accum_ptr = scratch + parts.dK, p.dv_accum_ptr = scratch + parts.dV;
+    p.dk_semaphore = reinterpret_cast<int*>(scratch + parts.dK_turns);
+    p.dv_semaphore = reinterpret_cast<int*>(scratch + parts.dV_turns);
+    check(cudaMemsetAsync(scratch + parts.dK, 0, std::size_t(parts.end - parts.dK), stream));
+  }
+  run(p, stream);
   check(cudaGetLastError());
 }
 

@@ -11,13 +11,16 @@
 //   FA3_LOCAL     a window to the left and to the right
 //   FA3_SOFTCAP   scores are bent by tanh
 //   FA3_VARLEN    sequences of different lengths behind one another
+//   FA3_GROUPS    several query heads on a key head, backward: dK and dV are sums
+//   FA3_F16       fp16, not bf16
 //
 // FlashAttention-3's own dispatch chooses the tiles. It asks at run time what kind of call it is,
 // and would compile a kernel for every answer, so its switches are given the one answer here.
 #include "static_switch.h"
 
 namespace asked {  // by the names that the dispatch gives to its answers
-[[maybe_unused]] constexpr bool GQA = false, HasQV_ = false, Deterministic_ = FA3_DETERMINISTIC;
+[[maybe_unused]] constexpr bool GQA = FA3_GROUPS, Deterministic_ = FA3_DETERMINISTIC;
+[[maybe_unused]] constexpr bool HasQV_ = false;
 [[maybe_unused]] constexpr bool Varlen = FA3_VARLEN;
 // A forward's N is a multiple of 256: an even number of tiles of 128 queries.
 [[maybe_unused]] constexpr bool Use_cluster = !FA3_DECODE && !FA3_VARLEN;
@@ -63,13 +66,14 @@ namespace asked {  // by the names that the dispatch gives to its answers
 #endif
 #endif
 
+using T = std::conditional_t<FA3_F16, cutlass::half_t, cutlass::bfloat16_t>;
+
 void FA3_NAME(Flash_bwd_params& params, cudaStream_t stream) {
 #if FA3_BACKWARD
-  JOINED(FA3_NAME, JOINED(_, FA3_D))<90, cutlass::bfloat16_t, FA3_SOFTCAP>(params, stream);
+  JOINED(FA3_NAME, JOINED(_, FA3_D))<90, T, FA3_SOFTCAP>(params, stream);
 #elif FA3_MERGE
-  run_mha_fwd_combine_<cutlass::bfloat16_t, float, FA3_D>(params, stream, /*early launch*/ true);
+  run_mha_fwd_combine_<T, float, FA3_D>(params, stream, /*early launch*/ true);
 #else
-  run_mha_fwd_<90, cutlass::bfloat16_t, FA3_D, FA3_D, FA3_SPLIT, FA3_PAGED, FA3_SOFTCAP,
-               FA3_PACKED>(params, stream);
+  run_mha_fwd_<90, T, FA3_D, FA3_D, FA3_SPLIT, FA3_PAGED, FA3_SOFTCAP, FA3_PACKED>(params, stream);
 #endif
 }
