@@ -1,6 +1,7 @@
 // What becomes of a score on its way to the softmax, and of its gradient on the way back: what the
 // kernels of this walk share.
 #pragma once
+#include <cstring>
 #include <type_traits>
 
 #include "06_optimized/backward/2_swizzle.cuh"
@@ -16,6 +17,10 @@ __device__ bool has(const Change<T>& change, int part) {
   return built == with_all ? change.parts & part : built & part;
 }
 
+// Do the sums of Q K^T begin with what the change adds?
+template <int built>
+inline constexpr bool begins_changed = (built & (behind | in_tiles)) != 0;
+
 // f(built, D), as std::integral_constant, of a kernel that has all that is asked for. d > 128 has
 // one kernel for all, or there would be too many of them to build.
 template <class T, class F>
@@ -26,6 +31,9 @@ void with_built([[maybe_unused]] const Change<T>& change, std::int64_t d, const 
   };
   if (d > 128)
     return f(std::integral_constant<int, with_all>(), std::integral_constant<int, 256>());
+  // A kernel for all has no tiles of the bias.
+  if (change.parts == (with_bias | in_tiles))
+    return with_width(std::integral_constant<int, with_bias | in_tiles>());
 #if defined(FA_ONE_FOR_ALL)  // it has all lines; where a sanitizer or a mistake is at work
   constexpr bool one = true;
 #elif defined(FA_ONE_FOR_FP16)  // where there is no GPU to run them: bf16 has one for each
@@ -93,11 +101,11 @@ struct Line {
 
   // The bias of key j + x, and of the next one as well; 0 from x = n on, where nothing is read.
   __device__ float bias_at(int x, int n) const {
-    if (!has<built>(change, with_bias) || x >= n) return 0;
+    if (!has<built>(change, with_bias) || begins_changed<built> || x >= n) return 0;
     return bias ? float(bias[x]) : bias32[x];
   }
   __device__ float2 two_biases(int x, int n) const {
-    if (!has<built>(change, with_bias)) return two(0, 0);
+    if (!has<built>(change, with_bias) || begins_changed<built>) return two(0, 0);
     if (!change.in_pairs || x + 1 >= n) return two(bias_at(x, n), bias_at(x + 1, n));
     if (!bias) return *reinterpret_cast<const float2*>(bias32 + x);
     struct alignas(2 * sizeof(T)) Two {
@@ -109,7 +117,7 @@ struct Line {
   // [quote changed]
   // (4) s = cap tanh(s / cap) - slope |i + offset - j| + bias, in units of `change`
   __device__ float changed(float s, int x, float bias_x) const {
-    if (built == (with_alibi | behind)) return s;  // start_sums() has done it
+    if (begins_changed<built>) return s;  // start_sums() has done it
     if (has<built>(change, with_cap)) s = change.cap * tanhf(change.per_cap * s);
     if (has<built>(change, with_alibi)) s = fmaf(-slope, fabsf(position - float(x)), s);
     if (has<built>(change, with_bias)) s = fmaf(change.unit, bias_x, s);
@@ -141,6 +149,55 @@ __device__ void start_sums(float (&S)[groups][blocks][4], const Head<built, T>& 
         const float nearer = float(transposed ? down - across : across - down);
         S[g][j][e] = built == (with_alibi | behind) ? fmaf(head.slope, nearer, first) : 0;
       }
+}
+
+// Where chunk c of row r of a tile of the bias lies: in the swizzled order, in which two rows of 32
+// numbers are one of 64.
+template <int Bc>
+__device__ int bias_at(int r, int c) {
+  return Bc == 32 ? optimized::swizzle_backward::at<64>(r / 2, r % 2 * 4 + c)
+                  : optimized::swizzle_backward::at<Bc>(r, c);
+}
+
+// tile[r][x] = bias of query i0 + r and key j0 + x, 0 where there is none.
+template <int Br, int Bc, int threads = optimized::swizzle_backward::threads, class T>
+__device__ void load_bias(T* tile, const Rows<const T>& bias, int i0, int j0) {
+  constexpr int chunks = Bc / 8, at_once = threads / chunks;
+  const int r0 = threadIdx.x / chunks, chunk = threadIdx.x % chunks;
+  const int inside = min(8, max(0, int(bias.cols) - j0 - 8 * chunk));  // of the eight
+  const T* from = bias[i0 + r0] + j0 + 8 * chunk;
+#pragma unroll
+  for (int r = r0; r < r0 + Br; r += at_once) {
+    cp_async(tile + bias_at<Bc>(r, chunk), from, i0 + r < bias.rows ? 2 * inside : 0);
+    from += at_once * bias.stride;
+  }
+}
+
+// What the sums of Q K^T begin with where a tile of the bias is there: the bias, in units of
+// `change`. ldmatrix gives a thread the numbers of its own scores. transposed: rows of S are keys.
+template <int Bc, bool transposed = false, int groups, int blocks, class T>
+__device__ void start_sums(float (&S)[groups][blocks][4], const T* tile, int warp_row, float unit) {
+  using namespace optimized;
+  const int lane = threadIdx.x % 32;
+  const RowChunk named = transposed ? ldmatrix_by_columns(lane) : ldmatrix_by_rows(lane);
+  const int first = transposed ? bias_at<Bc>(named.row, warp_row / 8 + named.chunk)
+                               : bias_at<Bc>(warp_row + named.row, named.chunk);
+#pragma unroll
+  for (int g = 0; g < groups; ++g)
+#pragma unroll
+    for (int j = 0; j < blocks; j += 2) {
+      std::uint32_t pairs[4];
+      if constexpr (transposed)
+        ldmatrix_transposed(pairs, tile + 8 * j * Bc + (first ^ 16 * g));
+      else
+        ldmatrix(pairs, tile + 16 * g * Bc + (first ^ 8 * j));
+#pragma unroll
+      for (int k = 0; k < 4; ++k) {
+        T bias[2];
+        std::memcpy(bias, &pairs[k], sizeof bias);
+        for (int e = 0; e < 2; ++e) S[g][j + k / 2][k % 2 * 2 + e] = unit * float(bias[e]);
+      }
+    }
 }
 
 // What a block of the gradient by the bias goes through: the batch entries, heads and rows that

@@ -135,6 +135,8 @@ Change<T> change_of(const Problem& p, const Scores<T>& s) {
   const std::int64_t last =
       p.causal == Causal::bottom_right ? p.Nk - p.Nq : 0;  // i sees to i + last
   if (s.slopes && p.causal != Causal::none && c.offset >= last) c.parts |= behind;
+  if constexpr (is_half<T>)
+    if (c.parts == with_bias && c.bias.data && optimized::in_16_bytes(c.bias)) c.parts |= in_tiles;
   return c;
 }
 

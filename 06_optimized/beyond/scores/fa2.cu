@@ -37,7 +37,8 @@ struct Tile {
   static constexpr bool Q_in_registers = D <= 64 && Bc <= 64;
   // How many times the product over d is unrolled. Measured: further, and more registers spill.
   static constexpr int unrolled = Q_in_registers ? D / 16 : D == 256 ? 8 : Bc > 64 ? 1 : 2;
-  static constexpr std::size_t shared_bytes = (Br + 2 * Bc) * D * 2;  // Q_i, K_j, V_j
+  // Q_i, K_j, V_j, and a tile of the bias
+  static constexpr std::size_t shared_bytes = (Br + 2 * Bc) * D * 2, bias_bytes = Br * Bc * 2;
 };
 
 // [quote kernel]
@@ -49,6 +50,8 @@ __global__ void __launch_bounds__(threads, 2)
   T* const Qi = dynamic_shared<T>();  // [Br, D]; at the end, O_i
   T* const Kj = Qi + Br * D;          // [Bc, D]
   T* const Vj = Kj + Bc * D;          // [Bc, D]
+  T* const Bij = Vj + Bc * D;         // [Br, Bc], if biases come in tiles
+  constexpr bool tiles_of_bias = built & in_tiles;
 
   const int lane = threadIdx.x % 32, warp_row = threadIdx.x / 32 * 16 * groups;
   const int r0 = warp_row + lane / 4;  // this thread's rows of the tile: r0 + 8 i, i < 2 groups
@@ -67,6 +70,10 @@ __global__ void __launch_bounds__(threads, 2)
   const auto K = t.K.rows(b, hk, p.Nk, d), V = t.V.rows(b, hk, p.Nk, d);
   const float c = scale * log2_e;  // exp(scale x) = 2^(c x)
   const Head<built, T> of_head(change, b, h);
+  const auto bring_bias = [&](std::int64_t j) {
+    if constexpr (tiles_of_bias)
+      load_bias<Br, Bc>(Bij, change.bias.rows(b, h, p.Nq, p.Nk), int(i0), int(j));
+  };
 
   // (1) O_i = 0, l_i = 0, m_i = -infinity, of 2 rows a group
   float m[groups][2], l[groups][2] = {}, O[groups][D / 8][4] = {};
@@ -87,6 +94,7 @@ __global__ void __launch_bounds__(threads, 2)
     bring<built, D, Br>(Qi, t.Q.rows(b, h, p.Nq, d), i0, rows, change, change.offset, aligned);
     cp_async_commit();
     bring<built, D, Bc>(Kj, K, j0, int(end - j0), change, 0, aligned);
+    bring_bias(j0);
     cp_async_commit();
     cp_async_wait<1>();
     __syncthreads();  // Q_i is complete
@@ -98,9 +106,11 @@ __global__ void __launch_bounds__(threads, 2)
   const auto step = [&](auto with_mask) {
     constexpr bool masked = decltype(with_mask)::value;
     float S[groups][Bc / 8][4];
-    start_sums(S, of_head, float(int(i0) + r0 + change.offset - int(j0) - x0));
+    if constexpr (!tiles_of_bias)
+      start_sums(S, of_head, float(int(i0) + r0 + change.offset - int(j0) - x0));
     cp_async_wait<0>();
-    __syncthreads();  // K_j is complete, and V of the tile before no longer read
+    __syncthreads();  // K_j and B_ij are complete, and V of the tile before no longer read
+    if constexpr (tiles_of_bias) start_sums<Bc>(S, Bij, warp_row, change.unit);
     // (2) load V_j, and soon K of the next tile
     load<D, Bc>(Vj, V, j0, masked ? int(min(std::int64_t(Bc), end - j0)) : Bc, aligned);
     cp_async_commit();
@@ -186,8 +196,8 @@ __global__ void __launch_bounds__(threads, 2)
         P[k][i / 4][i % 4] = rounded_pair<T>(two[0], two[1]);
       }
     cp_async_wait<0>();
-    __syncthreads();  // V_j is complete, and K_j no longer read
-    if (j0 > 0) bring<built, D, Bc>(Kj, K, j0 - Bc, Bc, change, 0, aligned);
+    __syncthreads();  // V_j is complete, and K_j and B_ij no longer read
+    if (j0 > 0) bring<built, D, Bc>(Kj, K, j0 - Bc, Bc, change, 0, aligned), bring_bias(j0 - Bc);
     cp_async_commit();
 
     // ... + P_ij V_j
@@ -241,7 +251,7 @@ template <class Sizes, int built, class T>
 void launch(const Problem& p, const Forward<T>& t, const Change<T>& change, float scale,
             cudaStream_t stream) {
   const auto fa2 = fa2_kernel<Sizes, built, T>;
-  const std::size_t bytes = Sizes::shared_bytes;
+  const std::size_t bytes = Sizes::shared_bytes + (built & in_tiles ? Sizes::bias_bytes : 0);
   allow_shared_memory(fa2, bytes);
   const std::int64_t blocks = p.B * p.Hq * ((p.Nq + Sizes::Br - 1) / Sizes::Br);
   // Key heads whose K and V fit into this part of the L2 cache, with all query heads that read

@@ -105,9 +105,10 @@ void backward(const Problem& p, const Backward<T>& t, const Scores<T>& scores,
 // ---- what the files of this walk give each other ----------------------------------------------
 
 // Which changes there are, or which a kernel was built for. behind: beside ALiBi, if the mask lets
-// no query see what comes after its position, so that |i + offset - j| is i + offset - j.
+// no query see what comes after its position, so that |i + offset - j| is i + offset - j. in_tiles:
+// beside a bias alone, if it has 16 bits and eight of its numbers can be copied at once.
 inline constexpr int with_alibi = 1, with_cap = 2, with_bias = 4, with_rotary = 8, with_all = 15,
-                     behind = 16;
+                     behind = 16, in_tiles = 32;
 
 // The scores as kernels get them. fp32: everything as it is given, unit = 1. Tensor cores: in units
 // of q.k, as they compute it, so that one multiplication by scale log2 e is still all that the

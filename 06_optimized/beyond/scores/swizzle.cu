@@ -15,7 +15,8 @@ template <int D>
 struct DqTile {
   static constexpr int groups = D <= 128 ? 2 : 1;
   static constexpr int Br = 16 * groups * warps, Bc = D <= 64 ? 64 : 32;
-  static constexpr std::size_t shared_bytes = (2 * Br + 2 * Bc) * D * 2;  // Q_i, dO_i, K_j, V_j
+  // Q_i, dO_i, K_j, V_j, and a tile of the bias
+  static constexpr std::size_t shared_bytes = (2 * Br + 2 * Bc) * D * 2, bias_bytes = Br * Bc * 2;
 };
 
 // The owner of dQ_i: it passes over the keys that its rows see.
@@ -29,6 +30,8 @@ __global__ void __launch_bounds__(threads, 2)
   T* const dOi = Qi + Br * D;         // [Br, D]
   T* const Kj = dOi + Br * D;         // [Bc, D]
   T* const Vj = Kj + Bc * D;          // [Bc, D]
+  T* const Bij = Vj + Bc * D;         // [Br, Bc], if biases come in tiles
+  constexpr bool tiles_of_bias = built & in_tiles;
 
   const int lane = threadIdx.x % 32, warp_row = threadIdx.x / 32 * 16 * groups;
   const int r0 = warp_row + lane / 4;  // this thread's rows of the tile: r0 + 8 i, i < 2 groups
@@ -69,6 +72,8 @@ __global__ void __launch_bounds__(threads, 2)
     __syncthreads();  // V_j (at first Q_i and dO_i too) is complete, K before it no longer read
     bring<built, D, Bc>(Kj, K, j0, masked ? int(min(std::int64_t(Bc), end - j0)) : Bc, change, 0,
                         aligned);
+    if constexpr (tiles_of_bias)
+      load_bias<Br, Bc>(Bij, change.bias.rows(b, h, p.Nq, p.Nk), int(i0), int(j0));
     cp_async_commit();
 
     // dP_ij = dO_i V_j^T
@@ -76,12 +81,15 @@ __global__ void __launch_bounds__(threads, 2)
     product<D, groups, Bc>(dP, dOi + warp_row * D, Vj);
 
     cp_async_wait<0>();
-    __syncthreads();  // K_j is complete, and V_j no longer read
+    __syncthreads();  // K_j and B_ij are complete, and V_j no longer read
     if (j0 > 0) load<D, Bc>(Vj, V, j0 - Bc, Bc, aligned);
     cp_async_commit();
 
     // P_ij = 2^(c Q_i K_j^T - LSE2_i);  dS_ij = P_ij (dP_ij - D_i), 0 where row i does not see j
-    start_sums(S, of_head, float(int(i0) + r0 + change.offset - int(j0) - x0));
+    if constexpr (tiles_of_bias)
+      start_sums<Bc>(S, Bij, warp_row, change.unit);
+    else
+      start_sums(S, of_head, float(int(i0) + r0 + change.offset - int(j0) - x0));
     add_product<D, groups, Bc>(S, Qi + warp_row * D, Kj);
 #pragma unroll
     for (int i = 0; i < 2 * groups; ++i) {
@@ -127,7 +135,8 @@ template <int D, int built, class T>
 void launch_dq(const Problem& p, const Backward<T>& t, const Change<T>& change, float scale,
                const Passed& passed, cudaStream_t stream) {
   const auto dq = swizzle_dq_kernel<D, built, T>;
-  constexpr std::size_t bytes = DqTile<D>::shared_bytes;
+  constexpr std::size_t bytes =
+      DqTile<D>::shared_bytes + (built & in_tiles ? DqTile<D>::bias_bytes : 0);
   static_assert(bytes <= most_shared);
   const std::int64_t blocks = p.B * p.Hq * ((p.Nq + DqTile<D>::Br - 1) / DqTile<D>::Br);
   if (blocks == 0) return;

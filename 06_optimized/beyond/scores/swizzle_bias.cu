@@ -13,7 +13,8 @@ using namespace optimized::swizzle_backward;
 template <int D>
 struct BiasTile {
   static constexpr int Br = 16 * warps, Bc = D <= 128 ? 64 : 32;
-  static constexpr std::size_t shared_bytes = (2 * Br + 2 * Bc) * D * 2;  // Q_i, dO_i, K_j, V_j
+  // Q_i, dO_i, K_j, V_j, and a tile of the bias
+  static constexpr std::size_t shared_bytes = (2 * Br + 2 * Bc) * D * 2, bias_bytes = Br * Bc * 2;
 };
 
 template <int D, int built, class T>
@@ -26,6 +27,8 @@ __global__ void __launch_bounds__(threads, 2)
   T* const dOi = Qi + Br * D;         // [Br, D]
   T* const Kj = dOi + Br * D;         // [Bc, D]
   T* const Vj = Kj + Bc * D;          // [Bc, D]
+  T* const Bij = Vj + Bc * D;         // [Br, Bc], if biases come in tiles
+  constexpr bool tiles_of_bias = built & in_tiles;
 
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warp_row = 16 * warp;
   const int r0 = warp_row + lane / 4, x0 = lane % 4 * 2;
@@ -49,13 +52,16 @@ __global__ void __launch_bounds__(threads, 2)
         load<D, Br>(dOi, t.dO.rows(b, h, p.Nq, p.d), i0, rows, aligned);
         bring<built, D, Bc>(Kj, t.K.rows(b, hk, p.Nk, p.d), j0, seen, change, 0, aligned);
         load<D, Bc>(Vj, t.V.rows(b, hk, p.Nk, p.d), j0, seen, aligned);
+        if constexpr (tiles_of_bias)
+          load_bias<Br, Bc>(Bij, change.bias.rows(b, h, p.Nq, p.Nk), int(i0), j0);
         cp_async_commit();
         cp_async_wait<0>();
-        __syncthreads();  // all four are complete
+        __syncthreads();  // all are complete
 
-        float S[1][Bc / 8][4], dP[1][Bc / 8][4];
+        float S[1][Bc / 8][4] = {}, dP[1][Bc / 8][4];
         product<D, 1, Bc>(dP, dOi + warp_row * D, Vj);
-        product<D, 1, Bc>(S, Qi + warp_row * D, Kj);
+        if constexpr (tiles_of_bias) start_sums<Bc>(S, Bij, warp_row, change.unit);
+        add_product<D, 1, Bc>(S, Qi + warp_row * D, Kj);
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
           const int r = r0 + 8 * i, query = int(i0) + min(r, rows - 1);
@@ -113,7 +119,7 @@ void launch(const Problem& p, const Backward<T>& t, const Change<T>& change,
             const View<float>& dbias, float scale, const Passed& passed, cudaStream_t stream) {
   using Sizes = BiasTile<D>;
   const auto kernel = swizzle_dbias_kernel<D, built, T>;
-  constexpr std::size_t bytes = Sizes::shared_bytes;
+  constexpr std::size_t bytes = Sizes::shared_bytes + (built & in_tiles ? Sizes::bias_bytes : 0);
   static_assert(bytes <= most_shared);
   const std::int64_t blocks = Shared::blocks(p, dbias, Sizes::Br, Sizes::Bc);
   if (blocks == 0) return;
@@ -129,10 +135,15 @@ void launch_swizzle_dbias(const Problem& p, const Backward<T>& t, const Change<T
                           const View<float>& dbias, float scale, const Passed& passed,
                           cudaStream_t stream) {
   const auto run = [&](auto launch) { launch(p, t, change, dbias, scale, passed, stream); };
-  const bool alone = change.parts == with_bias;
+  const auto with_width = [&](auto D) {
+    constexpr int d = decltype(D)::value;
+    if (change.parts == with_bias) return run(launch<d, with_bias, T>);
+    if (change.parts == (with_bias | in_tiles)) return run(launch<d, with_bias | in_tiles, T>);
+    run(launch<d, with_all, T>);
+  };
   if (p.d > 128) return run(launch<256, with_all, T>);
-  if (p.d > 64) return run(alone ? launch<128, with_bias, T> : launch<128, with_all, T>);
-  run(alone ? launch<64, with_bias, T> : launch<64, with_all, T>);
+  if (p.d > 64) return with_width(std::integral_constant<int, 128>());
+  with_width(std::integral_constant<int, 64>());
 }
 template void launch_swizzle_dbias(const Problem&, const Backward<__half>&, const Change<__half>&,
                                    const View<float>&, float, const Passed&, cudaStream_t);

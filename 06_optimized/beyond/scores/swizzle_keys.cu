@@ -18,6 +18,7 @@ struct DkvTile {
   // K_j, V_j, Q_i, dO_i, and LSE2 and D of the rows i. At most 97 KiB.
   static constexpr std::size_t shared_bytes =
       ((with_dK ? 2 : 1) * Bc + (two_Q ? 3 : 2) * Br) * D * 2 + 2 * Br * sizeof(float);
+  static constexpr std::size_t bias_bytes = Br * Bc * 2;  // and a tile of the bias
 };
 
 // The owner of dK_j and dV_j, or of one of them: it passes over the queries that see its keys, in
@@ -35,6 +36,8 @@ __global__ void __launch_bounds__(threads, 2)
   T* const Qs = dOi + Br * D;                  // [1 or 2][Br, D]
   float* const LSE2 = reinterpret_cast<float*>(Qs + (two_Q ? 2 : 1) * Br * D);  // [Br]
   float* const D_i = LSE2 + Br;                                                 // [Br]
+  T* const Bij = reinterpret_cast<T*>(D_i + Br);  // [Br, Bc], if biases come in tiles
+  constexpr bool tiles_of_bias = built & in_tiles;
 
   const int lane = threadIdx.x % 32, warp_row = threadIdx.x / 32 * 16 * groups;
   const int r0 = warp_row + lane / 4;  // this thread's rows of the tile: r0 + 8 i, i < 2 groups
@@ -51,7 +54,7 @@ __global__ void __launch_bounds__(threads, 2)
     bring<built, D, Br>(to, t.Q.rows(b, h, Nq, p.d), i0, min(Br, Nq - i0), change, change.offset,
                         aligned);
   };
-  const auto load_dO = [&](int h, int i0) {  // and LSE2 and D, which are padded
+  const auto load_dO = [&](int h, int i0) {  // LSE2 and D, which are padded, and the bias
     const int four = 4 * threadIdx.x;
     load<D, Br>(dOi, t.dO.rows(b, h, Nq, p.d), i0, min(Br, Nq - i0), aligned);
     const std::int64_t row = (b * p.Hq + h) * passed.rows + i0 + four;
@@ -59,6 +62,7 @@ __global__ void __launch_bounds__(threads, 2)
       cp_async(LSE2 + four, passed.LSE2 + row, 16);
       cp_async(D_i + four, passed.D + row, 16);
     }
+    if constexpr (tiles_of_bias) load_bias<Br, Bc>(Bij, change.bias.rows(b, h, p.Nq, p.Nk), i0, j0);
   };
 
   // The first key of the tile is seen by most rows, the last one by least: no row before `begin`
@@ -112,7 +116,10 @@ __global__ void __launch_bounds__(threads, 2)
     }
 
     // P_ij^T = 2^(c K_j Q_i^T - LSE2_i);  dS_ij = P_ij (dP_ij - D_i); 0 where row i does not see j
-    start_sums<built, true>(S, of_head, float(i0 + x0 + change.offset - j0 - r0));
+    if constexpr (tiles_of_bias)
+      start_sums<Bc, true>(S, Bij, warp_row, change.unit);
+    else
+      start_sums<built, true>(S, of_head, float(i0 + x0 + change.offset - j0 - r0));
     add_product<D, groups, Br>(S, Kj + warp_row * D, Qi);
 #pragma unroll
     for (int i = 0; i < Br / 8; ++i) {
@@ -145,7 +152,7 @@ __global__ void __launch_bounds__(threads, 2)
     if constexpr (with_dV) round<T>(P16, S);
     if constexpr (with_dK) round<T>(dS16, dP);
     if constexpr (with_dV) accumulate<D>(dV, P16, dOi);
-    __syncthreads();  // dO_i, LSE2 and D are no longer read
+    __syncthreads();  // dO_i, LSE2, D and B_ij are no longer read
     if (more) load_dO(next_h, next_i0);
     cp_async_commit();
     if constexpr (with_dK) accumulate<D>(dK, dS16, Qi);
@@ -173,7 +180,7 @@ void launch_dkv(const Problem& p, const Backward<T>& t, const Change<T>& change,
                 const Passed& passed, cudaStream_t stream) {
   using Sizes = DkvTile<D, with_dK>;
   const auto dkv = swizzle_dkv_kernel<D, with_dK, with_dV, built, T>;
-  constexpr std::size_t bytes = Sizes::shared_bytes;
+  constexpr std::size_t bytes = Sizes::shared_bytes + (built & in_tiles ? Sizes::bias_bytes : 0);
   static_assert(bytes <= most_shared);
   const std::int64_t blocks = p.B * p.Hkv * ((p.Nk + Sizes::Bc - 1) / Sizes::Bc);
   if (blocks == 0) return;
