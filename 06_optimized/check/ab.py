@@ -51,6 +51,7 @@ class Kernel:
 # Hopper's blocks alone: else a change of D128 would not show where pairs take its place.
 KERNELS = {"forward/hopper.cu": Kernel("launch_hopper", "FA_COUNTS", edits=((["p.Nk >= 8192 &&"], ["false &&"]),)),
            "forward/fa2.cu": Kernel("launch_fa2", ptxas="spills"),
+           "forward/3_swizzle.cu": Kernel("launch_swizzle"),
            "forward/10_pingpong.cu": Kernel("launch_no_lock"),
            "forward/11_overlap.cu": Kernel("launch_overlap"),
            "forward/12_rows.cu": Kernel("launch_rows"),
