@@ -78,9 +78,8 @@ __device__ void load(T* tile, const Row& row, int first, int rows, int d, bool a
   constexpr int chunks = D / 8, at_once = 32 / chunks;
   const int r0 = first + threadIdx.x % 32 / chunks, chunk = threadIdx.x % chunks;
   const int inside = min(8, max(0, d - 8 * chunk));  // of the eight
-  constexpr int unrolled = D == 64 ? 2 : tile_rows;  // with more, D = 64 spills a register
   if (aligned) {
-#pragma unroll unrolled
+#pragma unroll(D == 64 ? 2 : tile_rows)  // with more, D = 64 spills a register
     for (int r = r0; r < r0 + tile_rows; r += at_once) {
       const T* from = r < rows ? row(r) + 8 * chunk : nullptr;
       cp_async(tile + at<D>(r, chunk), from, r < rows ? 2 * inside : 0);
