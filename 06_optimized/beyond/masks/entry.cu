@@ -94,11 +94,9 @@ void check_kernel([[maybe_unused]] const Problem& p, Kernel kernel, [[maybe_unus
   }
 }
 
-// Is this call for hopper? Tensors: Forward<T> or Backward<T>.
-template <class Tensors>
-bool takes_hopper(const Problem& p, const Pattern& window, const Tensors& t, Kernel kernel) {
+// Is this call for hopper?
+bool takes_hopper(Kernel kernel, std::string why_not) {
   if (kernel == Kernel::fa2) return false;
-  std::string why_not = not_for_hopper(p, window, t);
   if (why_not.empty())
     why_not = optimized::wrong_capability("hopper", 90, optimized::device_capability());
   require(kernel != Kernel::hopper || why_not.empty(), who, ": ", why_not);
@@ -164,7 +162,7 @@ void forward(const Problem& p, const Pattern& pattern, const Forward<T>& t,
         return;
       }
     }
-    if (takes_hopper(p, window, t, options.kernel))
+    if (takes_hopper(options.kernel, not_for_hopper(p, window, t)))
       launch_hopper(p, window, t, scale, static_cast<unsigned*>(options.scratch.data),
                     options.stream);
     else
@@ -233,7 +231,7 @@ void backward(const Problem& p, const Pattern& pattern, const Backward<T>& t, fl
   s.D = static_cast<float*>(options.scratch.data);
   if constexpr (is_half<T>) {
     s.LSE2 = s.D + p.B * p.Hq * s.rows;
-    if (takes_hopper(p, window, t, options.kernel)) {
+    if (takes_hopper(options.kernel, not_for_hopper(p, window, t, options.deterministic))) {
       float* const dQ = s.LSE2 + p.B * p.Hq * s.rows;
       const std::int64_t sums = p.B * p.Hq * s.rows * optimized::Passed::padded(p.d);
       // Behind them a turn for each 64 x 64, and a counter for blocks that stay, as at d = 64.

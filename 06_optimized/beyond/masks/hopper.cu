@@ -1,9 +1,12 @@
-// hopper with the mask's two questions, of masks whose rows see ranges of keys: windows, what
-// stays, prefixes, sinks. Documents, lists and what TMA cannot bring are fa2's.
+// hopper with the mask's two questions, of masks whose rows see ranges of keys, in all blocks or in
+// those of a list: windows, what stays, prefixes, sinks. Documents and what TMA cannot bring are
+// fa2's.
 //
 // Roles, barriers and the two steps are those of forward/hopper.cu. The loader and the groups walk
 // through the same tiles of keys, from the last one down, each for itself: a few numbers that
-// nobody has to be told. Which tiles need the second question, each group knows of its own 64 rows.
+// nobody has to be told. Through a list the loader walks, and says with each K which tile it is and
+// whether it is the last. Which tiles need the second question, each group knows of its own 64
+// rows.
 //
 //   load, compute  as hopper's, but that they walk (hopper.cuh)
 //   finish         and with a sink
@@ -54,7 +57,7 @@ __device__ void finish(float (&O)[n], const float (&m)[2], float (&l)[2], float 
   }
 }
 
-template <class Tiles, class T>
+template <class Tiles, bool listed, class T>
 struct Shared {
   alignas(1024) T Q[Tiles::Q_buffers][Tiles::Br * Tiles::D];
   alignas(1024) T K[Tiles::stages][Tiles::Bc * Tiles::D], V[Tiles::stages][Tiles::Bc * Tiles::D];
@@ -63,13 +66,14 @@ struct Shared {
   Barrier K_full[Tiles::stages], K_free[Tiles::stages], V_full[Tiles::stages],
       V_free[Tiles::stages], O_left;
   Task<Tiles::Bc> task[Tiles::Q_buffers];
+  int tile[listed ? Tiles::stages : 1];  // of a list: which one K is of; ~tile: it is the last
 };
 
 // ---- the loader ----
 
 // Brings tiles as long as there is room for them. K runs one block ahead of V.
-template <class Tiles, class T>
-__device__ void load(Shared<Tiles, T>& shared, const ForwardMaps& maps, const Problem& p,
+template <class Tiles, bool listed, class T>
+__device__ void load(Shared<Tiles, listed, T>& shared, const ForwardMaps& maps, const Problem& p,
                      const Pattern& pattern, const Forward<T>& t, const Order<int>& order,
                      unsigned* taken) {
   constexpr int Br = Tiles::Br, Bc = Tiles::Bc;
@@ -86,10 +90,16 @@ __device__ void load(Shared<Tiles, T>& shared, const ForwardMaps& maps, const Pr
     return round * blocks + (int(blockIdx.x) + round * (blocks / 3)) % blocks;
   };
   for (int n = int(blockIdx.x);;) {
-    Task<Bc> task(p, pattern, Br, order, n);
+    Task<Bc> task(p, pattern, listed ? pattern.keys : Blocks{}, Br, order, n);
     const int hk = int(p.key_head(max(task.h, 0)));
+    auto& tiles = task.tiles;
     const auto bring_K = [&](int j) {
       wait(&shared.K_free[k.at], k.phase ^ 1);
+      if constexpr (listed) {
+        auto behind = tiles;
+        behind.next();
+        shared.tile[k.at] = behind.tile < 0 ? ~j : j;
+      }
       bring<Tiles, Bc>(shared.K[k.at], maps.K, t.K, &shared.K_full[k.at], carried, p.Nk, p.d,
                        j * Bc, hk, task.b);
       k.next();
@@ -105,7 +115,6 @@ __device__ void load(Shared<Tiles, T>& shared, const ForwardMaps& maps, const Pr
       v.next();
     };
     constexpr bool K_first = Tiles::Q_buffers == 1;  // its buffer is free before that of Q
-    auto& tiles = task.tiles;
     int j = tiles.tile;
     if (K_first && task.h >= 0) bring_K(j);
     wait(&shared.Q_free[q.at], q.phase ^ 1);
@@ -128,8 +137,8 @@ __device__ void load(Shared<Tiles, T>& shared, const ForwardMaps& maps, const Pr
 
 // ---- the warpgroups that compute, 64 rows each ----
 
-template <class Tiles, class T>
-__device__ void compute(Shared<Tiles, T>& shared, const ForwardMaps& maps, const Problem& p,
+template <class Tiles, bool listed, class T>
+__device__ void compute(Shared<Tiles, listed, T>& shared, const ForwardMaps& maps, const Problem& p,
                         const Pattern& pattern, const Forward<T>& t, float scale) {
   constexpr int D = Tiles::D, Br = Tiles::Br, Bc = Tiles::Bc;
   const int group = uniform(threadIdx.x / 128) - 1, warp = threadIdx.x / 32 % 4;
@@ -137,7 +146,8 @@ __device__ void compute(Shared<Tiles, T>& shared, const ForwardMaps& maps, const
   const int warp_row = 64 * group + 16 * warp;  // of the tile: where the warp's 16 rows begin
   const int row = warp_row + lane / 4;          // the thread's; the other is 8 below
   const bool leader = threadIdx.x % 128 == 0;
-  const float c = scale * log2_e;  // exp(scale x) = 2^(c x)
+  const bool read_K = listed ? lane == 0 : leader;  // each warp has read which tile it is of
+  const float c = scale * log2_e;                   // exp(scale x) = 2^(c x)
 
   // The groups issue their products in turn: one's softmax runs under the other's products.
   const auto my_turn = [&] { sync(turn + group, 256); };
@@ -164,9 +174,11 @@ __device__ void compute(Shared<Tiles, T>& shared, const ForwardMaps& maps, const
     float O[D / 2], m[2] = {no_key, no_key}, l[2] = {0, 0}, alpha[2];
     std::uint32_t P[Bc / 16][4];
     int length, whole, behind, stays;
+    [[maybe_unused]] bool more = false;  // of a list
     {
       float S[Bc / 2];
       wait(&shared.K_full[kv.at], kv.phase);
+      if constexpr (listed) more = uniform(shared.tile[kv.at]) >= 0;
       wgmma_fence();
       multiply_transposed<T, D, Br, Bc>(S, Qi, shared.K[kv.at]);
       wgmma_commit();
@@ -185,7 +197,7 @@ __device__ void compute(Shared<Tiles, T>& shared, const ForwardMaps& maps, const
 #pragma unroll
       for (int i = 0; i < D / 2; ++i) O[i] = 0;
       wgmma_wait<0>(S);
-      if (leader) arrive(&shared.K_free[kv.at]);
+      if (read_K) arrive(&shared.K_free[kv.at]);
       hide(S, shared_task, row, j * Bc);
       fast_softmax<Tiles::branch>(S, c, m, l, alpha);
       round_to<T>(P, S);
@@ -213,7 +225,7 @@ __device__ void compute(Shared<Tiles, T>& shared, const ForwardMaps& maps, const
       wgmma_commit();
       next_turn();
       wgmma_wait<1>(S);
-      if (leader) arrive(&shared.K_free[kv.at]);
+      if (read_K) arrive(&shared.K_free[kv.at]);
       if constexpr (decltype(masked)::value) hide(S, shared_task, row, j * Bc);
       fast_softmax<Tiles::branch>(S, c, m, l, alpha);
       wgmma_wait<0>(O);
@@ -221,10 +233,25 @@ __device__ void compute(Shared<Tiles, T>& shared, const ForwardMaps& maps, const
       if (!Tiles::scale_under_S) scale_rows(O, alpha);
       round_to<T>(P, S);
     };
+    if constexpr (listed) {
+#pragma unroll 1
+      while (more) {
+        Ring<Tiles::stages> next = kv;
+        next.next();
+        wait(&shared.K_full[next.at], next.phase);
+        const int told = uniform(shared.tile[next.at]);
+        more = told >= 0;
+        j = more ? told : ~told;
+        if ((j >= whole && j < behind) || j < stays)
+          step(std::false_type());
+        else
+          step(std::true_type());
+      }
+    }
     // From the last tile down to the first of the window, and then what stays.
     --j;
 #pragma unroll 1
-    for (int part = 0; part < 3; ++part) {
+    for (int part = 0; !listed && part < 3; ++part) {
 #pragma unroll 1
       for (; j >= behind; --j) step(std::true_type());
 #pragma unroll 1
@@ -272,15 +299,16 @@ __device__ void compute(Shared<Tiles, T>& shared, const ForwardMaps& maps, const
   if (lane == 0) tma_wait_read();
 }
 
-template <class Tiles, class T>
+template <class Tiles, bool listed, class T>
 __global__ void __launch_bounds__(Tiles::threads, 1)
     hopper_kernel(const __grid_constant__ ForwardMaps maps, const __grid_constant__ Problem p,
                   const __grid_constant__ Pattern pattern, const __grid_constant__ Forward<T> t,
                   const __grid_constant__ Order<int> order, unsigned* taken, float scale) {
-  auto& shared = FA_DYNAMIC_SHARED(Shared<Tiles, T>);
+  using Here = Shared<Tiles, listed, T>;
+  auto& shared = FA_DYNAMIC_SHARED(Here);
   if (threadIdx.x == 0) {
     init(shared.Q_full, shared.Q_free, 128 * Tiles::groups);
-    init(shared.K_full, shared.K_free, Tiles::groups);
+    init(shared.K_full, shared.K_free, (listed ? 4 : 1) * Tiles::groups);
     init(shared.V_full, shared.V_free, Tiles::groups);
     init(&shared.O_left, 4 * Tiles::groups);
     fence_barriers();
@@ -288,17 +316,19 @@ __global__ void __launch_bounds__(Tiles::threads, 1)
   __syncthreads();
   if (uniform(threadIdx.x / 128) == 0) {
     give_registers<Tiles::loader_registers>();
-    if (threadIdx.x < 32 && elected()) load<Tiles>(shared, maps, p, pattern, t, order, taken);
+    if (threadIdx.x < 32 && elected())
+      load<Tiles, listed>(shared, maps, p, pattern, t, order, taken);
   } else {
     take_registers<Tiles::registers>();
-    compute<Tiles>(shared, maps, p, pattern, t, scale);
+    compute<Tiles, listed>(shared, maps, p, pattern, t, scale);
   }
 }
 
-template <class Tiles, class T>
+template <class Tiles, bool listed = false, class T>
 void launch(const Problem& p, const Pattern& pattern, const Forward<T>& t, float scale,
             unsigned* taken, cudaStream_t stream) {
-  constexpr std::size_t bytes = sizeof(Shared<Tiles, T>);
+  static_assert(!listed || Tiles::Br == block);
+  constexpr std::size_t bytes = sizeof(Shared<Tiles, listed, T>);
   const ForwardMaps maps = maps_of(p, t, Tiles::Br, Tiles::Bc);
   // In sections of as many heads as have the keys of the tiles under way in 32 MiB of the L2 cache.
   // The first tiles see least, and come last.
@@ -306,7 +336,7 @@ void launch(const Problem& p, const Pattern& pattern, const Forward<T>& t, float
   const int section = heads_within(of_L2(32), 2 * keys * Tiles::D * 2, p.B * p.Hkv);
   const Order<int> order{int((p.Nq + Tiles::Br - 1) / Tiles::Br), int(p.B * p.Hq),
                          section * int(p.Hq / p.Hkv), true};
-  const auto kernel = hopper_kernel<Tiles, T>;
+  const auto kernel = hopper_kernel<Tiles, listed, T>;
   allow_shared_memory(kernel, bytes);
   const int blocks = std::min(processors(), order.tiles * order.heads);
   if (taken) FA_CUDA_CHECK(cudaMemsetAsync(taken, 0, sizeof *taken, stream));
@@ -319,8 +349,7 @@ void launch(const Problem& p, const Pattern& pattern, const Forward<T>& t, float
 // Why this kernel does not take a call, or "".
 template <class T>
 std::string not_for_hopper(const Problem& p, const Pattern& pattern, const Forward<T>& t) {
-  if (pattern.query_documents || pattern.keys.offsets)
-    return "hopper takes no documents and no lists of blocks";
+  if (pattern.query_documents) return "hopper takes no documents";
   const bool maps = p.Nk > 0 && p.d % 8 == 0 && has_tensor_map(t.Q, p.B, p.Hq, p.Nq) &&
                     has_tensor_map(t.K, p.B, p.Hkv, p.Nk) &&
                     has_tensor_map(t.V, p.B, p.Hkv, p.Nk) && has_tensor_map(t.O, p.B, p.Hq, p.Nq);
@@ -330,6 +359,11 @@ std::string not_for_hopper(const Problem& p, const Pattern& pattern, const Forwa
 template <class T>
 void launch_hopper(const Problem& p, const Pattern& pattern, const Forward<T>& t, float scale,
                    unsigned* taken, cudaStream_t stream) {
+  if (pattern.keys.offsets) {
+    if (p.d > 128) return launch<D256, true>(p, pattern, t, scale, taken, stream);
+    if (p.d > 64) return launch<D128, true>(p, pattern, t, scale, taken, stream);
+    return launch<D64Short, true>(p, pattern, t, scale, taken, stream);
+  }
   if (p.d > 128) return launch<D256>(p, pattern, t, scale, taken, stream);
   if (p.d > 64) return launch<D128>(p, pattern, t, scale, taken, stream);
   if (p.Nq > 1024 && pattern.left + pattern.right >= 1024)

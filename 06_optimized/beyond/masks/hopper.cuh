@@ -29,8 +29,8 @@ struct Task {
   masks::Tiles<Bc, false> tiles;  // of keys, at the first to be visited
 
   Task() = default;
-  __device__ Task(const Problem& p, const Pattern& pattern, int Br, const Order<int>& order,
-                  int n) {
+  __device__ Task(const Problem& p, const Pattern& pattern, const Blocks& list, int Br,
+                  const Order<int>& order, int n) {
     if (n >= order.tiles * order.heads) return;
     int head, tile;
     order.place(n, head, tile);
@@ -40,10 +40,12 @@ struct Task {
     rows = min(Br, int(p.Nq) - i0);
     reach = Reach(p, pattern, b);
     tiles = masks::Tiles<Bc, false>(reach.keys_of(i0, i0 + rows - 1));
-    tiles.start(Blocks{}, b, h, 0);
+    tiles.start(list, b, h, i0 / int(block));
     // If no row sees anything it visits the tile behind the last key: TMA brings zeros.
-    if (tiles.tile < 0)
+    if (tiles.tile < 0) {
       tiles.tile = tiles.head0 = tiles.head1 = tiles.rest0 = (int(p.Nk) + Bc - 1) / Bc;
+      tiles.numbers = nullptr;
+    }
   }
   // What row r of the tile sees; one past the end counts as the last.
   __device__ Reach::Row seen(int r) const { return reach.row(i0 + min(r, rows - 1)); }

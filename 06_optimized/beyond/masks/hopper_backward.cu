@@ -1,8 +1,10 @@
-// The backward's hopper with the mask's two questions, of masks whose rows see ranges of keys. Of
-// lists, documents and what TMA cannot bring swizzle.cu takes care.
+// The backward's hopper with the mask's two questions, of masks whose rows see ranges of keys, in
+// all blocks or in those of a list. Of documents and what TMA cannot bring swizzle.cu takes care,
+// and of lists in turns.
 //
 // A block owns 128 keys; the queries that see some of them are a range without a gap (reach.hpp),
-// and that range is its walk. Roles, barriers and steps are those of backward/hopper.cu; with
+// and that range is its walk, or as much of it as is listed: then the loader counts the steps
+// before it begins, and says with each Q where it is. Roles, barriers and steps are those of backward/hopper.cu; with
 // d = 64 a block stays, as there, and takes one tile of keys after the other. If asked, blocks add
 // to dQ in turns, those with the last keys first: the same bits from run to run. Whose turn it is,
 // the tiles of keys say that a tile of queries visits; the first one stores.
@@ -28,11 +30,21 @@ using namespace optimized;
 template <class Tiles, class T>
 struct Here : Shared<Tiles, T, MaskTile<Tiles>> {
   int is_first[Tiles::groups];  // in turns: does a group store, where others will add?
+  int i0[Tiles::stages];        // of a list: the first query of each tile
 };
+
+template <class Tiles, bool listed>
+__device__ auto walk_of([[maybe_unused]] const Problem& p, [[maybe_unused]] const Pattern& pattern,
+                        const MaskTile<Tiles>& tile) {
+  if constexpr (listed)
+    return ListWalk<Tiles>(p, pattern.queries, tile);
+  else
+    return optimized::Walk(tile);
+}
 
 // ---- the warps that move data ----
 
-template <class Tiles, class T>
+template <class Tiles, bool listed, class T>
 __device__ void load(Here<Tiles, T>& shared, const Maps& maps, const Problem& p,
                      const Pattern& pattern, const Passed& passed, const KeyTiles& tiles) {
   Ring<Tiles::stages> q;
@@ -49,8 +61,13 @@ __device__ void load(Here<Tiles, T>& shared, const Maps& maps, const Problem& p,
       break;
     }
     tile = MaskTile<Tiles>(p, pattern, passed, tiles, number);
+    if constexpr (listed) {
+      tile.steps = 0;
+      for (auto all = walk_of<Tiles, true>(p, pattern, tile); all.i0 >= 0; all.next(0))
+        ++tile.steps;
+    }
     arrive(&shared.tile_full[kv.at]);
-    optimized::Walk walk(tile);
+    auto walk = walk_of<Tiles, listed>(p, pattern, tile);
     for (int n = 0; n < tile.steps; ++n, walk.next(tile.end), q.next()) {
       const struct { int b, h, i0, j0; } at{tile.b, tile.h + walk.h, walk.i0, tile.j0};
       const int row = walk.row(passed);
@@ -58,6 +75,7 @@ __device__ void load(Here<Tiles, T>& shared, const Maps& maps, const Problem& p,
       Barrier *const Q_full = &shared.Q_full[q.at], *const dO_full = &shared.dO_full[q.at];
       wait(&shared.Q_free[q.at], q.phase ^ 1);
       shared.row[q.at] = row;
+      if (listed) shared.i0[q.at] = walk.i0;
       bring(shared.Q[q.at], maps.Q, shared.LSE2[q.at], passed.LSE2 + row, Q_full, at, more);
       if (n == 0) bring_keys<Tiles::Bc>(shared.K[kv.at], maps.K, Q_full, tile.hk, at);
       wait(&shared.dO_free[q.at], q.phase ^ 1);
@@ -70,14 +88,15 @@ __device__ void load(Here<Tiles, T>& shared, const Maps& maps, const Problem& p,
 
 // One warp for each group's part of dQ: adds it up in global memory, or sees to it that the group
 // does so when it is its turn.
-template <class Tiles, class T>
-__device__ void push(Here<Tiles, T>& shared, const Passed& passed, int group) {
+template <class Tiles, bool listed, class T>
+__device__ void push(Here<Tiles, T>& shared, const Problem& p, const Pattern& pattern,
+                     const Passed& passed, int group) {
   Ring<Tiles::keys> kv;
   for (;; kv.next()) {
     wait(&shared.tile_full[kv.at], kv.phase);
     const MaskTile<Tiles> tile = shared.tile[kv.at];
     if (tile.steps < 0) break;
-    optimized::Walk walk(tile);
+    auto walk = walk_of<Tiles, listed>(p, pattern, tile);
 #pragma unroll 1
     for (int n = 0; n < tile.steps; ++n, walk.next(tile.end)) {
       const int block = walk.row(passed) / 64 * (Tiles::D / 64) + group;
@@ -112,7 +131,7 @@ __device__ void push(Here<Tiles, T>& shared, const Passed& passed, int group) {
 // ---- the warpgroups that compute, 64 keys each ----
 // S, P, dP and dS are held transposed, a row for each key: steps.cuh.
 
-template <class Tiles, class T>
+template <class Tiles, bool listed, class T>
 __device__ void compute(Here<Tiles, T>& shared, const Maps& maps, const Problem& p,
                         const Passed& passed, float scale) {
   constexpr int D = Tiles::D, Br = Tiles::Br, Bc = Tiles::Bc;
@@ -188,7 +207,7 @@ __device__ void compute(Here<Tiles, T>& shared, const Maps& maps, const Problem&
       // Where the walk is; where the rows of the step before begin; did nobody add to them before?
       const int first = tile.first, end = tile.end;
       const int low = tile.all[group].low, high = tile.all[group].high - Br;
-      int i0 = first, row_before = 0;
+      int i0 = listed ? shared.i0[q.at] : first, row_before = 0;
 #pragma unroll 1
       for (int n = 0; n < steps; ++n) {
         static_assert(Tiles::stages == 2);  // the other buffer is now ^ 1
@@ -229,7 +248,11 @@ __device__ void compute(Here<Tiles, T>& shared, const Maps& maps, const Problem&
         q.next();
         const bool more = n + 1 < steps;
         if (more) wait(&shared.Q_full[q.at], q.phase);
-        if ((i0 += Br) >= end) i0 = first;
+        if (listed) {
+          if (more) i0 = shared.i0[q.at];
+        } else if ((i0 += Br) >= end) {
+          i0 = first;
+        }
         issue_pairs(S, K, shared.Q[more ? q.at : now]);
       }
       wgmma_wait<0>(S);
@@ -254,7 +277,7 @@ __device__ void compute(Here<Tiles, T>& shared, const Maps& maps, const Problem&
   }
 }
 
-template <class Tiles, class T>
+template <class Tiles, bool listed, class T>
 __global__ void __launch_bounds__(Tiles::threads, 1)
     hopper_kernel(const __grid_constant__ Maps maps, const __grid_constant__ Problem p,
                   const __grid_constant__ Pattern pattern, const __grid_constant__ Passed passed,
@@ -272,16 +295,16 @@ __global__ void __launch_bounds__(Tiles::threads, 1)
     give_registers<24>();
     const int warp = uniform(threadIdx.x / 32);
     if (warp < Tiles::groups && (Tiles::in_order || !Tiles::adds_dQ))
-      push(shared, passed, warp);
+      push<Tiles, listed>(shared, p, pattern, passed, warp);
     else if (warp == Tiles::groups && elected())
-      load(shared, maps, p, pattern, passed, tiles);
+      load<Tiles, listed>(shared, maps, p, pattern, passed, tiles);
   } else {
     take_registers<240>();
-    compute(shared, maps, p, passed, scale);
+    compute<Tiles, listed>(shared, maps, p, passed, scale);
   }
 }
 
-template <class Tiles, class T>
+template <class Tiles, bool listed = false, class T>
 void launch(const Problem& p, const Pattern& pattern, const Backward<T>& t, float scale,
             const Passed& passed, cudaStream_t stream) {
   const Maps maps = maps_of<Tiles::Br, Tiles::Bc>(p, t);
@@ -290,7 +313,8 @@ void launch(const Problem& p, const Pattern& pattern, const Backward<T>& t, floa
   near.Nq = std::min(p.Nq, pattern.left + pattern.right + 2048);
   KeyTiles tiles = key_tiles_of<Tiles>(p);
   tiles.section = key_tiles_of<Tiles>(near).section;
-  const auto kernel = hopper_kernel<Tiles, T>;
+  static_assert(Tiles::Bc == block && !(listed && Tiles::in_order));
+  const auto kernel = hopper_kernel<Tiles, listed, T>;
   constexpr std::size_t shared_bytes = sizeof(Here<Tiles, T>);
   static_assert(shared_bytes <= most_shared);
   allow_shared_memory(kernel, shared_bytes);
@@ -310,9 +334,10 @@ void launch(const Problem& p, const Pattern& pattern, const Backward<T>& t, floa
 
 // Why these kernels do not take a call, or "".
 template <class T>
-std::string not_for_hopper(const Problem& p, const Pattern& pattern, const Backward<T>& t) {
-  if (pattern.query_documents || pattern.keys.offsets)
-    return "hopper takes no documents and no lists of blocks";
+std::string not_for_hopper(const Problem& p, const Pattern& pattern, const Backward<T>& t,
+                           bool deterministic) {
+  if (pattern.query_documents) return "hopper takes no documents";
+  if (pattern.keys.offsets && deterministic) return "hopper takes no lists of blocks in turns";
   if (p.d > 128) return "hopper takes d up to 128, got " + std::to_string(p.d);
   const auto queries = [&](const auto& X) { return has_tensor_map(X, p.B, p.Hq, p.Nq); };
   const auto keys = [&](const auto& X) { return has_tensor_map(X, p.B, p.Hkv, p.Nk); };
@@ -325,6 +350,10 @@ std::string not_for_hopper(const Problem& p, const Pattern& pattern, const Backw
 template <class T>
 void launch_hopper(const Problem& p, const Pattern& pattern, const Backward<T>& t, float scale,
                    const Passed& passed, cudaStream_t stream) {
+  if (pattern.keys.offsets) {
+    if (p.d <= 64) return launch<Sizes<64, false>, true>(p, pattern, t, scale, passed, stream);
+    return launch<Sizes<128, false>, true>(p, pattern, t, scale, passed, stream);
+  }
   const auto run = [&](auto sizes) {
     launch<decltype(sizes)>(p, pattern, t, scale, passed, stream);
   };
@@ -332,9 +361,9 @@ void launch_hopper(const Problem& p, const Pattern& pattern, const Backward<T>& 
   passed.turn ? run(Sizes<128, true>()) : run(Sizes<128, false>());
 }
 
-#define FA_FOR(T)                                                                          \
-  template std::string not_for_hopper(const Problem&, const Pattern&, const Backward<T>&); \
-  template void launch_hopper(const Problem&, const Pattern&, const Backward<T>&, float,   \
+#define FA_FOR(T)                                                                                \
+  template std::string not_for_hopper(const Problem&, const Pattern&, const Backward<T>&, bool); \
+  template void launch_hopper(const Problem&, const Pattern&, const Backward<T>&, float,         \
                               const Passed&, cudaStream_t)
 FA_FOR(__half);
 FA_FOR(__nv_bfloat16);

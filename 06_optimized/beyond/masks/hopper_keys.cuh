@@ -1,6 +1,7 @@
 // What hopper's backward asks of a mask whose rows see ranges of keys.
 //
 //   MaskTile  a tile of keys, and which queries see them: the first question
+//   ListWalk  through those queries if there is a list; else optimized::Walk
 //   hide      the second, for the numbers that a thread has after wgmma
 #pragma once
 #include "06_optimized/backward/backward.hpp"
@@ -58,6 +59,37 @@ struct MaskTile : optimized::KeyTile<Shape> {
     const masks::Tiles<Shape::Bc, false> of_keys = visitors<Shape>(reach, i0);
     const int own = j0 / Shape::Bc, behind = of_keys.rest1 - 1 - own;
     return own >= of_keys.rest0 ? behind : behind - (of_keys.rest0 - of_keys.head1);
+  }
+};
+
+// The walk through the queries of a list, as far as they see these keys, tile by tile of each head.
+template <class Shape>
+struct ListWalk {
+  const Blocks& list;
+  const MaskTile<Shape>& tile;
+  masks::Tiles<Shape::Br, true> queries;
+  int group, h, i0;  // heads of the group, the one it is at; i0 < 0: none is left
+
+  __device__ ListWalk(const Problem& p, const Blocks& list, const MaskTile<Shape>& tile)
+      : list(list),
+        tile(tile),
+        queries(tile.reach.rows_of(tile.j0, tile.j0 + Shape::Bc - 1)),
+        group(int(p.Hq) / int(p.Hkv)),
+        h(-1) {
+    queries.tile = -1;
+    find();
+  }
+  __device__ void next(int) {
+    queries.next();
+    find();
+  }
+  __device__ int row(const Passed& passed) const { return tile.row + h * int(passed.rows) + i0; }
+
+ private:
+  __device__ void find() {
+    while (queries.tile < 0 && ++h < group)
+      queries.start(list, tile.b, tile.h + h, tile.j0 / int(block));
+    i0 = queries.tile < 0 ? -1 : queries.tile * Shape::Br;
   }
 };
 

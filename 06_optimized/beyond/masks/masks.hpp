@@ -66,9 +66,9 @@ struct Pattern {
   const float* sinks = nullptr;  // [Hq]: one more logit of every row, of a key without a value
 };
 
-// In 16 bits; fp32 has one kernel, whatever this says. hopper is for 9.0 alone, without documents
-// and lists, for d a multiple of 8 (in the backward at most 128) and tensors whose addresses and
-// strides are multiples of 16 bytes.
+// In 16 bits; fp32 has one kernel, whatever this says. hopper is for 9.0 alone, without documents,
+// for d a multiple of 8 (in the backward at most 128, and without lists if deterministic) and
+// tensors whose addresses and strides are multiples of 16 bytes.
 enum class Kernel {
   best,  // hopper if it can run, else fa2; the stage's own kernel for what a Problem can say
   fa2,   // and for the backward swizzle: all there is, compute capability 8.0 and later
@@ -146,7 +146,8 @@ template <class T>
 void launch_hopper(const Problem& p, const Pattern& pattern, const Forward<T>& t, float scale,
                    unsigned* taken, cudaStream_t stream);
 template <class T>
-std::string not_for_hopper(const Problem& p, const Pattern& pattern, const Backward<T>& t);
+std::string not_for_hopper(const Problem& p, const Pattern& pattern, const Backward<T>& t,
+                           bool deterministic);
 template <class T>
 void launch_hopper(const Problem& p, const Pattern& pattern, const Backward<T>& t, float scale,
                    const optimized::Passed& passed, cudaStream_t stream);

@@ -432,22 +432,55 @@ TEST_F(masks, HopperWhereNobodyLooks) {
 
 TEST_F(masks, HopperRefusesInWords) {
   if (optimized::device_capability() != 90) GTEST_SKIP() << "hopper is for 9.0 alone";
-  const auto why_not = [](Int d, const Meant& m, bool forward) {
+  const auto why_not = [](Int d, const Meant& m, bool forward, bool deterministic = false) {
     const Spec s = sized_as(1, 1, 1, 20, 130, d);
     Forwards<bf16> f(s, m);
     Backwards<bf16> b(s, m);
     f.kernel = b.kernel = walk::Kernel::hopper;
+    b.deterministic = deterministic;
     return refusal([&] { forward ? f.run() : b.run(); });
   };
   Meant listed, mixed;
   listed.wanted = [](Int, Int, Int, Int) { return true; };
   mixed.query_documents.assign(20, 0), mixed.key_documents.assign(130, 0);
   for (const bool forward : {true, false}) {
-    for (const Meant& m : {listed, mixed})
-      expect_words(why_not(64, m, forward), {"masks: hopper takes no documents and no lists"});
+    expect_words(why_not(64, mixed, forward), {"masks: hopper takes no documents"});
     expect_words(why_not(20, window(5, 5), forward), {"masks: hopper wants", "d a multiple of 8"});
   }
   expect_words(why_not(136, window(5, 5), false), {"masks: hopper takes d up to 128, got 136"});
+  expect_words(why_not(64, listed, false, true),
+               {"masks: hopper takes no lists of blocks in turns"});
+}
+
+// Through lists, of each head and of all; with what a mask has besides; of rows and of keys that
+// have no block; with one block, which is the first and the last.
+TEST_F(masks, HopperByList) {
+  if (optimized::device_capability() != 90) GTEST_SKIP() << "hopper is for 9.0 alone";
+  const auto right = [](const Spec& s, const Meant& m, const std::string& what) {
+    Forwards<bf16> f(s, m);
+    f.kernel = walk::Kernel::hopper;
+    f.counted = s.p.d != 64;
+    f.run();
+    EXPECT_EQ(f.verdict(), "") << "forward, " << what << ", " << s.name();
+    if (s.p.d > 128) return;
+    Backwards<bf16> b(s, m);
+    b.kernel = walk::Kernel::hopper;
+    b.run();
+    EXPECT_EQ(b.verdict(), "") << "backward, " << what << ", " << s.name();
+  };
+  Meant thirds;
+  thirds.wanted = [](Int b, Int h, Int i, Int j) { return (i + 2 * j + b + h) % 3 != 0; };
+  right(sized_as(2, 2, 1, 270, 400, 64, Causal::none, {400, 250}), thirds, "a list each");
+  thirds.per_head = false;
+  right(sized_as(1, 2, 1, 400, 390, 128, Causal::bottom_right), thirds, "shared by heads");
+  right(sized_as(1, 1, 1, 150, 390, 136), thirds, "d = 136");
+  Meant windowed = window(300, 40, false, 5);
+  windowed.wanted = thirds.wanted;
+  windowed.sinks = {0.5f, -1.f};
+  right(sized_as(1, 2, 2, 400, 400, 40), windowed, "with a window");
+  Meant few;
+  few.wanted = [](Int, Int, Int i, Int j) { return i == 1 && j == 1; };
+  for (Int d : {64, 128}) right(sized_as(1, 1, 1, 300, 300, d), few, "one block");
 }
 #endif
 
@@ -1250,6 +1283,9 @@ TEST_F(masks, EarlyAndAtRandom) {
     f.kernel = walk::Kernel::hopper;
     f.run();
     EXPECT_EQ(f.verdict(), "") << now.seed;
+    Meant listed;
+    listed.wanted = [](Int, Int, Int i, Int j) { return (i + j) % 3 != 0; };
+    right_by<bf16>(walk::Kernel::best, sized_as(1, 1, 1, 400, 400, 64), listed, "listed");
 #endif
   }
 }
