@@ -4,10 +4,11 @@
 //
 // A block owns 128 keys; the queries that see some of them are a range without a gap (reach.hpp),
 // and that range is its walk, or as much of it as is listed: then the loader counts the steps
-// before it begins, and says with each Q where it is. Roles, barriers and steps are those of backward/hopper.cu; with
-// d = 64 a block stays, as there, and takes one tile of keys after the other. If asked, blocks add
-// to dQ in turns, those with the last keys first: the same bits from run to run. Whose turn it is,
-// the tiles of keys say that a tile of queries visits; the first one stores.
+// before it begins, and says with each Q where it is. Roles, barriers and steps are those of
+// backward/hopper.cu; with d = 64 a block stays, as there, and takes one tile of keys after the
+// other. If asked, blocks add to dQ in turns, those with the last keys first: the same bits from
+// run to run. Whose turn it is, the tiles of keys say that a tile of queries visits; the first one
+// stores.
 //
 //   load, push, compute   as hopper's, but that they walk (hopper_keys.cuh)
 //   launch                D and what else a row has, the kernel, dQ rounded

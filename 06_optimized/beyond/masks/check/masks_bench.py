@@ -369,7 +369,7 @@ def makers(library: Library, t: Tensors, options: argparse.Namespace) -> list[Ma
                     continue
                 if p.kind == "plain":
                     add("plain", kernel, p, way, library.plain)
-                if kernel == "fa2" or p.kind not in ("list", "documents"):
+                if kernel == "fa2" or p.kind != "documents" and (p.kind, kernel) != ("list", IN_TURNS):
                     add("ours", kernel, p, way, library.walk)
             if p.kind == "window":
                 add("fa2", "", p, way, fa2)
