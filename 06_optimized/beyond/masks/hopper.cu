@@ -146,8 +146,12 @@ __device__ void compute(Shared<Tiles, listed, T>& shared, const ForwardMaps& map
   const int warp_row = 64 * group + 16 * warp;  // of the tile: where the warp's 16 rows begin
   const int row = warp_row + lane / 4;          // the thread's; the other is 8 below
   const bool leader = threadIdx.x % 128 == 0;
-  const bool read_K = listed ? lane == 0 : leader;  // each warp has read which tile it is of
-  const float c = scale * log2_e;                   // exp(scale x) = 2^(c x)
+  // Of a list, lane 0 of each warp reads which tile K is of, and so gives K back.
+  const bool reads_K = listed ? lane == 0 : leader;
+  [[maybe_unused]] const auto told = [&](int stage) {
+    return uniform(lane == 0 ? shared.tile[stage] : 0);
+  };
+  const float c = scale * log2_e;  // exp(scale x) = 2^(c x)
 
   // The groups issue their products in turn: one's softmax runs under the other's products.
   const auto my_turn = [&] { sync(turn + group, 256); };
@@ -178,7 +182,7 @@ __device__ void compute(Shared<Tiles, listed, T>& shared, const ForwardMaps& map
     {
       float S[Bc / 2];
       wait(&shared.K_full[kv.at], kv.phase);
-      if constexpr (listed) more = uniform(shared.tile[kv.at]) >= 0;
+      if constexpr (listed) more = told(kv.at) >= 0;
       wgmma_fence();
       multiply_transposed<T, D, Br, Bc>(S, Qi, shared.K[kv.at]);
       wgmma_commit();
@@ -197,7 +201,7 @@ __device__ void compute(Shared<Tiles, listed, T>& shared, const ForwardMaps& map
 #pragma unroll
       for (int i = 0; i < D / 2; ++i) O[i] = 0;
       wgmma_wait<0>(S);
-      if (read_K) arrive(&shared.K_free[kv.at]);
+      if (reads_K) arrive(&shared.K_free[kv.at]);
       hide(S, shared_task, row, j * Bc);
       fast_softmax<Tiles::branch>(S, c, m, l, alpha);
       round_to<T>(P, S);
@@ -225,7 +229,7 @@ __device__ void compute(Shared<Tiles, listed, T>& shared, const ForwardMaps& map
       wgmma_commit();
       next_turn();
       wgmma_wait<1>(S);
-      if (read_K) arrive(&shared.K_free[kv.at]);
+      if (reads_K) arrive(&shared.K_free[kv.at]);
       if constexpr (decltype(masked)::value) hide(S, shared_task, row, j * Bc);
       fast_softmax<Tiles::branch>(S, c, m, l, alpha);
       wgmma_wait<0>(O);
@@ -239,9 +243,9 @@ __device__ void compute(Shared<Tiles, listed, T>& shared, const ForwardMaps& map
         Ring<Tiles::stages> next = kv;
         next.next();
         wait(&shared.K_full[next.at], next.phase);
-        const int told = uniform(shared.tile[next.at]);
-        more = told >= 0;
-        j = more ? told : ~told;
+        const int tile = told(next.at);
+        more = tile >= 0;
+        j = more ? tile : ~tile;
         if ((j >= whole && j < behind) || j < stays)
           step(std::false_type());
         else
