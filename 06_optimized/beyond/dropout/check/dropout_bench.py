@@ -5,8 +5,8 @@
 
 Needs PyTorch and a GPU. bf16, 16 heads of d = 128 and 64, with and without a causal mask; N = 1,024 to 16,384 tokens in
 16,384 / N sequences; forward and backward. Ours runs with p = 0 and 0.1, beside the plain `fa2` and `swizzle` of this
-course; FlashAttention-2, as PyTorch has it, with p = 0 and 0.1; and PyTorch's scaled_dot_product_attention with p = 0.1
-by its other backends, where they take that.
+course, and beside what the stage takes without dropout (`best`: hopper on 9.0); FlashAttention-2, as PyTorch has it, with
+p = 0 and 0.1; and PyTorch's scaled_dot_product_attention with p = 0.1 by its other backends, where they take that.
 
 All contenders of a setting get the same numbers, and are timed once a round, in an order drawn anew, so that ratios can
 be taken round by round. Some rows of what each of them writes are compared with fp64, before and after. Whose mask is
@@ -176,6 +176,7 @@ def complain(error: bytes | None) -> None:
 
 class Library:
     FUNCTIONS = ("fa_dropout_forward", "fa_dropout_backward", "fa_dropout_plain_forward", "fa_dropout_plain_backward",
+                 "fa_dropout_best_forward", "fa_dropout_best_backward",
                  "fa_dropout_plan", "fa_dropout_kept", "fa_dropout_probability", "fa_peer_compiler", "fa_peer_flags")
 
     def __init__(self, path: Path) -> None:
@@ -213,10 +214,10 @@ class Library:
         return call, scratch
 
     def contender(self, t: Tensors, name: str, p: float) -> Contender:
-        plain = "plain_" if name == "plain" else ""
+        without = f"{name}_" if name in ("plain", "best") else ""
         call, scratch = self.call(t, p)
         forward = t.setting.kind == "forward"
-        run = {pass_: getattr(self.c, f"fa_dropout_{plain}{pass_}") for pass_ in ("forward", "backward")}
+        run = {pass_: getattr(self.c, f"fa_dropout_{without}{pass_}") for pass_ in ("forward", "backward")}
         results = (t.O,) if forward else (t.dQ, t.dK, t.dV)
         truth = Truth(t, self if p else None)
         if not forward:  # O and LSE of its own, which the next contender does not overwrite
@@ -325,6 +326,7 @@ def first_line(error: BaseException) -> str:
 def contenders(library: Library, t: Tensors) -> Iterator[tuple[str, Callable[[], Contender]]]:
     plain = library.contender(t, "plain", 0)
     yield "plain", lambda: plain
+    yield "best", lambda: library.contender(t, "best", 0)
     yield "ours_0", lambda: library.contender(t, "ours_0", 0)
     yield "ours", lambda: library.contender(t, "ours", P)
     yield "fa2_0", lambda: flash(t, "fa2_0", 0.0, plain.truth)
@@ -403,7 +405,7 @@ def context(library: Library, options: argparse.Namespace) -> Row:
             "kept_probability": library.probability(P),
             "method": f"{options.rounds} rounds, order drawn anew; launches for {options.block:g} ms between two events; "
                       f"bf16, {H} heads, {TOKENS:,} tokens in all; FLOP are those without dropout: of the pairs that the "
-                      "mask leaves, x 2.5 in the backward; p = 0.1 but for plain, ours_0 and fa2_0"}
+                      "mask leaves, x 2.5 in the backward; p = 0.1 but for plain, best, ours_0 and fa2_0"}
 
 
 def write(path: Path, data: Row) -> None:

@@ -69,6 +69,19 @@ void with_type(const fa_dropout_call& c, F f) {
   throw std::invalid_argument("dtype must be 1 or 2, got " + std::to_string(c.dtype));
 }
 
+void forward_without(const fa_dropout_call& c, optimized::Kernel kernel) {
+  with_type(c, [&]<class T>(T) {
+    optimized::forward(problem_of(c), forward_of<T>(c), {kernel, stream_of(c), scratch_of(c)});
+  });
+}
+void backward_without(const fa_dropout_call& c, optimized::BackwardKernel kernel) {
+  optimized::BackwardOptions options;
+  options.kernel = kernel;
+  options.stream = stream_of(c);
+  options.scratch = scratch_of(c);
+  with_type(c, [&]<class T>(T) { optimized::backward(problem_of(c), backward_of<T>(c), options); });
+}
+
 }  // namespace
 
 // All of these: null, or what is wrong.
@@ -88,33 +101,31 @@ extern "C" const char* fa_dropout_backward(const fa_dropout_call* c) {
   });
 }
 extern "C" const char* fa_dropout_plain_forward(const fa_dropout_call* c) {
-  return bench::as_c([&] {
-    with_type(*c, [&]<class T>(T) {
-      optimized::forward(problem_of(*c), forward_of<T>(*c),
-                         {optimized::Kernel::fa2, stream_of(*c), {}});
-    });
-  });
+  return bench::as_c([&] { forward_without(*c, optimized::Kernel::fa2); });
 }
 extern "C" const char* fa_dropout_plain_backward(const fa_dropout_call* c) {
-  return bench::as_c([&] {
-    optimized::BackwardOptions options;
-    options.kernel = optimized::BackwardKernel::swizzle;
-    options.stream = stream_of(*c);
-    options.scratch = scratch_of(*c);
-    with_type(
-        *c, [&]<class T>(T) { optimized::backward(problem_of(*c), backward_of<T>(*c), options); });
-  });
+  return bench::as_c([&] { backward_without(*c, optimized::BackwardKernel::swizzle); });
+}
+// What the stage takes without dropout: hopper, where it can run.
+extern "C" const char* fa_dropout_best_forward(const fa_dropout_call* c) {
+  return bench::as_c([&] { forward_without(*c, optimized::Kernel::best); });
+}
+extern "C" const char* fa_dropout_best_backward(const fa_dropout_call* c) {
+  return bench::as_c([&] { backward_without(*c, optimized::BackwardKernel::best); });
 }
 
-// Device memory that a backward needs, of either kind.
+// Device memory that a backward needs, of each kind; a forward counts its tiles there, too.
 extern "C" const char* fa_dropout_plan(const fa_dropout_call* c, std::int64_t* bytes) {
   return bench::as_c([&] {
     with_type(*c, [&]<class T>(T) {
-      optimized::BackwardOptions options;
-      options.kernel = optimized::BackwardKernel::swizzle;
       const Problem p = problem_of(*c);
-      const std::size_t plain = optimized::backward_scratch_bytes(p, options);
-      *bytes = std::int64_t(std::max(plain, dropout::scratch_bytes<T>(p)));
+      std::size_t most = dropout::scratch_bytes<T>(p);
+      for (auto kernel : {optimized::BackwardKernel::swizzle, optimized::BackwardKernel::best}) {
+        optimized::BackwardOptions options;
+        options.kernel = kernel;
+        most = std::max(most, optimized::backward_scratch_bytes(p, options));
+      }
+      *bytes = std::int64_t(most);
     });
   });
 }
