@@ -4,9 +4,8 @@
 //
 // Roles, barriers and the two steps are those of forward/hopper.cu. The loader and the groups walk
 // through the same tiles of keys, from the last one down, each for itself: a few numbers that
-// nobody has to be told. Through a list the loader walks, and says with each K which tile it is and
-// whether it is the last. Which tiles need the second question, each group knows of its own 64
-// rows.
+// nobody has to be told. Through a list the loader walks, and says with each K which tile comes
+// next. Which tiles need the second question, each group knows of its own 64 rows.
 //
 //   load, compute  as hopper's, but that they walk (hopper.cuh)
 //   finish         and with a sink
@@ -66,7 +65,7 @@ struct Shared {
   Barrier K_full[Tiles::stages], K_free[Tiles::stages], V_full[Tiles::stages],
       V_free[Tiles::stages], O_left;
   Task<Tiles::Bc> task[Tiles::Q_buffers];
-  int tile[listed ? Tiles::stages : 1];  // of a list: which one K is of; ~tile: it is the last
+  int next[listed ? Tiles::stages : 1];  // of a list: the tile behind that of K; below 0: none
 };
 
 // ---- the loader ----
@@ -94,12 +93,10 @@ __device__ void load(Shared<Tiles, listed, T>& shared, const ForwardMaps& maps, 
     const int hk = int(p.key_head(max(task.h, 0)));
     auto& tiles = task.tiles;
     const auto bring_K = [&](int j) {
+      [[maybe_unused]] auto behind = tiles;
+      if (listed) behind.next();
       wait(&shared.K_free[k.at], k.phase ^ 1);
-      if constexpr (listed) {
-        auto behind = tiles;
-        behind.next();
-        shared.tile[k.at] = behind.tile < 0 ? ~j : j;
-      }
+      if (listed) shared.next[k.at] = behind.tile;
       bring<Tiles, Bc>(shared.K[k.at], maps.K, t.K, &shared.K_full[k.at], carried, p.Nk, p.d,
                        j * Bc, hk, task.b);
       k.next();
@@ -146,11 +143,8 @@ __device__ void compute(Shared<Tiles, listed, T>& shared, const ForwardMaps& map
   const int warp_row = 64 * group + 16 * warp;  // of the tile: where the warp's 16 rows begin
   const int row = warp_row + lane / 4;          // the thread's; the other is 8 below
   const bool leader = threadIdx.x % 128 == 0;
-  // Of a list, lane 0 of each warp reads which tile K is of, and so gives K back.
+  // Of a list, lane 0 of each warp reads what comes behind K's tile, and so gives K back.
   const bool reads_K = listed ? lane == 0 : leader;
-  [[maybe_unused]] const auto told = [&](int stage) {
-    return uniform(lane == 0 ? shared.tile[stage] : 0);
-  };
   const float c = scale * log2_e;  // exp(scale x) = 2^(c x)
 
   // The groups issue their products in turn: one's softmax runs under the other's products.
@@ -178,14 +172,17 @@ __device__ void compute(Shared<Tiles, listed, T>& shared, const ForwardMaps& map
     float O[D / 2], m[2] = {no_key, no_key}, l[2] = {0, 0}, alpha[2];
     std::uint32_t P[Bc / 16][4];
     int length, whole, behind, stays;
-    [[maybe_unused]] bool more = false;  // of a list
+    [[maybe_unused]] int next = -1;  // of a list: the tile behind this one
+    const auto hear = [&] {
+      if (listed) next = uniform(lane == 0 ? shared.next[kv.at] : 0);
+    };
     {
       float S[Bc / 2];
       wait(&shared.K_full[kv.at], kv.phase);
-      if constexpr (listed) more = told(kv.at) >= 0;
       wgmma_fence();
       multiply_transposed<T, D, Br, Bc>(S, Qi, shared.K[kv.at]);
       wgmma_commit();
+      hear();
       if (Tiles::O == Through::V && leaving && lane == 0) {
         tma_wait_read();
         arrive(&shared.O_left);
@@ -228,6 +225,7 @@ __device__ void compute(Shared<Tiles, listed, T>& shared, const ForwardMaps& map
       multiply_add<T, Bc>(O, P, shared.V[before.at]);
       wgmma_commit();
       next_turn();
+      hear();
       wgmma_wait<1>(S);
       if (reads_K) arrive(&shared.K_free[kv.at]);
       if constexpr (decltype(masked)::value) hide(S, shared_task, row, j * Bc);
@@ -239,13 +237,8 @@ __device__ void compute(Shared<Tiles, listed, T>& shared, const ForwardMaps& map
     };
     if constexpr (listed) {
 #pragma unroll 1
-      while (more) {
-        Ring<Tiles::stages> next = kv;
-        next.next();
-        wait(&shared.K_full[next.at], next.phase);
-        const int tile = told(next.at);
-        more = tile >= 0;
-        j = more ? tile : ~tile;
+      while (next >= 0) {
+        j = next;
         if ((j >= whole && j < behind) || j < stays)
           step(std::false_type());
         else

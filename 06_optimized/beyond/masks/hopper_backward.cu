@@ -3,8 +3,8 @@
 // and of lists in turns.
 //
 // A block owns 128 keys; the queries that see some of them are a range without a gap (reach.hpp),
-// and that range is its walk, or as much of it as is listed: then the loader counts the steps
-// before it begins, and says with each Q where it is. Roles, barriers and steps are those of
+// and that range is its walk, or as much of it as is listed: then the loader says with each Q
+// where it is, and whether it is the last. Roles, barriers and steps are those of
 // backward/hopper.cu; with d = 64 a block stays, as there, and takes one tile of keys after the
 // other. If asked, blocks add to dQ in turns, those with the last keys first: the same bits from
 // run to run. Whose turn it is, the tiles of keys say that a tile of queries visits; the first one
@@ -14,6 +14,7 @@
 //   launch                D and what else a row has, the kernel, dQ rounded
 #include <algorithm>
 #include <cfloat>
+#include <climits>
 
 #include "06_optimized/backward/backward.hpp"
 #include "06_optimized/backward/bring.cuh"
@@ -31,7 +32,7 @@ using namespace optimized;
 template <class Tiles, class T>
 struct Here : Shared<Tiles, T, MaskTile<Tiles>> {
   int is_first[Tiles::groups];  // in turns: does a group store, where others will add?
-  int i0[Tiles::stages];        // of a list: the first query of each tile
+  int i0[Tiles::stages];        // of a list: the first query of each tile; ~i0: it is the last
 };
 
 template <class Tiles, bool listed>
@@ -62,21 +63,22 @@ __device__ void load(Here<Tiles, T>& shared, const Maps& maps, const Problem& p,
       break;
     }
     tile = MaskTile<Tiles>(p, pattern, passed, tiles, number);
-    if constexpr (listed) {
-      tile.steps = 0;
-      for (auto all = walk_of<Tiles, true>(p, pattern, tile); all.i0 >= 0; all.next(0))
-        ++tile.steps;
-    }
-    arrive(&shared.tile_full[kv.at]);
     auto walk = walk_of<Tiles, listed>(p, pattern, tile);
-    for (int n = 0; n < tile.steps; ++n, walk.next(tile.end), q.next()) {
+    // How many are listed nobody counts.
+    if constexpr (listed) tile.steps = walk.i0 < 0 ? 0 : INT_MAX;
+    arrive(&shared.tile_full[kv.at]);
+    for (int n = 0; n < tile.steps && walk.i0 >= 0; ++n, walk.next(tile.end), q.next()) {
       const struct { int b, h, i0, j0; } at{tile.b, tile.h + walk.h, walk.i0, tile.j0};
       const int row = walk.row(passed);
       const int more = n == 0 ? int(sizeof shared.K[0]) : 0;  // S need not wait for V
       Barrier *const Q_full = &shared.Q_full[q.at], *const dO_full = &shared.dO_full[q.at];
       wait(&shared.Q_free[q.at], q.phase ^ 1);
       shared.row[q.at] = row;
-      if (listed) shared.i0[q.at] = walk.i0;
+      if constexpr (listed) {
+        auto behind = walk;
+        behind.next(0);
+        shared.i0[q.at] = behind.i0 < 0 ? ~walk.i0 : walk.i0;
+      }
       bring(shared.Q[q.at], maps.Q, shared.LSE2[q.at], passed.LSE2 + row, Q_full, at, more);
       if (n == 0) bring_keys<Tiles::Bc>(shared.K[kv.at], maps.K, Q_full, tile.hk, at);
       wait(&shared.dO_free[q.at], q.phase ^ 1);
@@ -99,7 +101,7 @@ __device__ void push(Here<Tiles, T>& shared, const Problem& p, const Pattern& pa
     if (tile.steps < 0) break;
     auto walk = walk_of<Tiles, listed>(p, pattern, tile);
 #pragma unroll 1
-    for (int n = 0; n < tile.steps; ++n, walk.next(tile.end)) {
+    for (int n = 0; n < tile.steps && walk.i0 >= 0; ++n, walk.next(tile.end)) {
       const int block = walk.row(passed) / 64 * (Tiles::D / 64) + group;
       int* const turn = Tiles::in_order ? passed.turn + block : nullptr;
       const int n_before = Tiles::in_order ? tile.turn(walk.i0) : 0;
@@ -184,7 +186,7 @@ __device__ void compute(Here<Tiles, T>& shared, const Maps& maps, const Problem&
   for (;; kv.next()) {
     wait(&shared.tile_full[kv.at], kv.phase);
     const auto& tile = shared.tile[kv.at];
-    const int steps = tile.steps;
+    int steps = tile.steps;
     if (steps < 0) break;
     T* const K = shared.K[kv.at] + group * square;  // the group's keys, of each box
     T* const V = shared.V[kv.at] + group * square;
@@ -208,7 +210,13 @@ __device__ void compute(Here<Tiles, T>& shared, const Maps& maps, const Problem&
       // Where the walk is; where the rows of the step before begin; did nobody add to them before?
       const int first = tile.first, end = tile.end;
       const int low = tile.all[group].low, high = tile.all[group].high - Br;
-      int i0 = listed ? shared.i0[q.at] : first, row_before = 0;
+      int i0 = first, row_before = 0;
+      // Of a list: where step n is, and the end when it is known.
+      const auto hear = [&](int n) {
+        i0 = shared.i0[q.at];
+        if (i0 < 0) i0 = ~i0, steps = n + 1;
+      };
+      if (listed) hear(0);
 #pragma unroll 1
       for (int n = 0; n < steps; ++n) {
         static_assert(Tiles::stages == 2);  // the other buffer is now ^ 1
@@ -250,7 +258,7 @@ __device__ void compute(Here<Tiles, T>& shared, const Maps& maps, const Problem&
         const bool more = n + 1 < steps;
         if (more) wait(&shared.Q_full[q.at], q.phase);
         if (listed) {
-          if (more) i0 = shared.i0[q.at];
+          if (more) hear(n + 1);
         } else if ((i0 += Br) >= end) {
           i0 = first;
         }

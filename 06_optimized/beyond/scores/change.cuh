@@ -17,9 +17,9 @@ __device__ bool has(const Change<T>& change, int part) {
   return built == with_all ? change.parts & part : built & part;
 }
 
-// Do the sums of Q K^T begin with what the change adds?
+// Has all been added to a score before changed() is asked?
 template <int built>
-inline constexpr bool begins_changed = (built & (behind | in_tiles)) != 0;
+inline constexpr bool added_before = (built & (behind | in_tiles)) != 0;
 
 // f(built, D), as std::integral_constant, of a kernel that has all that is asked for. d > 128 has
 // one kernel for all, or there would be too many of them to build.
@@ -101,11 +101,11 @@ struct Line {
 
   // The bias of key j + x, and of the next one as well; 0 from x = n on, where nothing is read.
   __device__ float bias_at(int x, int n) const {
-    if (!has<built>(change, with_bias) || begins_changed<built> || x >= n) return 0;
+    if (!has<built>(change, with_bias) || added_before<built> || x >= n) return 0;
     return bias ? float(bias[x]) : bias32[x];
   }
   __device__ float2 two_biases(int x, int n) const {
-    if (!has<built>(change, with_bias) || begins_changed<built>) return two(0, 0);
+    if (!has<built>(change, with_bias) || added_before<built>) return two(0, 0);
     if (!change.in_pairs || x + 1 >= n) return two(bias_at(x, n), bias_at(x + 1, n));
     if (!bias) return *reinterpret_cast<const float2*>(bias32 + x);
     struct alignas(2 * sizeof(T)) Two {
@@ -117,7 +117,7 @@ struct Line {
   // [quote changed]
   // (4) s = cap tanh(s / cap) - slope |i + offset - j| + bias, in units of `change`
   __device__ float changed(float s, int x, float bias_x) const {
-    if (begins_changed<built>) return s;  // start_sums() has done it
+    if (added_before<built>) return s;  // start_sums() or add_bias() has done it
     if (has<built>(change, with_cap)) s = change.cap * tanhf(change.per_cap * s);
     if (has<built>(change, with_alibi)) s = fmaf(-slope, fabsf(position - float(x)), s);
     if (has<built>(change, with_bias)) s = fmaf(change.unit, bias_x, s);
@@ -173,10 +173,11 @@ __device__ void load_bias(T* tile, const Rows<const T>& bias, int i0, int j0) {
   }
 }
 
-// What the sums of Q K^T begin with where a tile of the bias is there: the bias, in units of
-// `change`. ldmatrix gives a thread the numbers of its own scores. transposed: rows of S are keys.
+// S_ij += bias_ij, in units of `change`, from a tile of it. ldmatrix gives a thread the numbers of
+// its own scores. transposed: rows of S are keys. (If the sums of Q K^T began with a large bias,
+// tensor cores would add to it what they truncate to its last bit.)
 template <int Bc, bool transposed = false, int groups, int blocks, class T>
-__device__ void start_sums(float (&S)[groups][blocks][4], const T* tile, int warp_row, float unit) {
+__device__ void add_bias(float (&S)[groups][blocks][4], const T* tile, int warp_row, float unit) {
   using namespace optimized;
   const int lane = threadIdx.x % 32;
   const RowChunk named = transposed ? ldmatrix_by_columns(lane) : ldmatrix_by_rows(lane);
@@ -195,7 +196,10 @@ __device__ void start_sums(float (&S)[groups][blocks][4], const T* tile, int war
       for (int k = 0; k < 4; ++k) {
         T bias[2];
         std::memcpy(bias, &pairs[k], sizeof bias);
-        for (int e = 0; e < 2; ++e) S[g][j + k / 2][k % 2 * 2 + e] = unit * float(bias[e]);
+        for (int e = 0; e < 2; ++e) {
+          float& s = S[g][j + k / 2][k % 2 * 2 + e];
+          s = fmaf(unit, float(bias[e]), s);
+        }
       }
     }
 }

@@ -106,11 +106,9 @@ __global__ void __launch_bounds__(threads, 2)
   const auto step = [&](auto with_mask) {
     constexpr bool masked = decltype(with_mask)::value;
     float S[groups][Bc / 8][4];
-    if constexpr (!tiles_of_bias)
-      start_sums(S, of_head, float(int(i0) + r0 + change.offset - int(j0) - x0));
+    start_sums(S, of_head, float(int(i0) + r0 + change.offset - int(j0) - x0));
     cp_async_wait<0>();
     __syncthreads();  // K_j and B_ij are complete, and V of the tile before no longer read
-    if constexpr (tiles_of_bias) start_sums<Bc>(S, Bij, warp_row, change.unit);
     // (2) load V_j, and soon K of the next tile
     load<D, Bc>(Vj, V, j0, masked ? int(min(std::int64_t(Bc), end - j0)) : Bc, aligned);
     cp_async_commit();
@@ -131,6 +129,7 @@ __global__ void __launch_bounds__(threads, 2)
         }
       }
     }
+    if constexpr (tiles_of_bias) add_bias<Bc>(S, Bij, warp_row, change.unit);
 
 #pragma unroll
     for (int i = 0; i < 2 * groups; ++i) {

@@ -86,11 +86,9 @@ __global__ void __launch_bounds__(threads, 2)
     cp_async_commit();
 
     // P_ij = 2^(c Q_i K_j^T - LSE2_i);  dS_ij = P_ij (dP_ij - D_i), 0 where row i does not see j
-    if constexpr (tiles_of_bias)
-      start_sums<Bc>(S, Bij, warp_row, change.unit);
-    else
-      start_sums(S, of_head, float(int(i0) + r0 + change.offset - int(j0) - x0));
+    start_sums(S, of_head, float(int(i0) + r0 + change.offset - int(j0) - x0));
     add_product<D, groups, Bc>(S, Qi + warp_row * D, Kj);
+    if constexpr (tiles_of_bias) add_bias<Bc>(S, Bij, warp_row, change.unit);
 #pragma unroll
     for (int i = 0; i < 2 * groups; ++i) {
       // Of this tile the row sees keys below n.

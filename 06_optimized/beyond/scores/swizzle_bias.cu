@@ -58,10 +58,10 @@ __global__ void __launch_bounds__(threads, 2)
         cp_async_wait<0>();
         __syncthreads();  // all are complete
 
-        float S[1][Bc / 8][4] = {}, dP[1][Bc / 8][4];
+        float S[1][Bc / 8][4], dP[1][Bc / 8][4];
         product<D, 1, Bc>(dP, dOi + warp_row * D, Vj);
-        if constexpr (tiles_of_bias) start_sums<Bc>(S, Bij, warp_row, change.unit);
-        add_product<D, 1, Bc>(S, Qi + warp_row * D, Kj);
+        product<D, 1, Bc>(S, Qi + warp_row * D, Kj);
+        if constexpr (tiles_of_bias) add_bias<Bc>(S, Bij, warp_row, change.unit);
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
           const int r = r0 + 8 * i, query = int(i0) + min(r, rows - 1);

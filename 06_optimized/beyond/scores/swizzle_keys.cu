@@ -116,11 +116,9 @@ __global__ void __launch_bounds__(threads, 2)
     }
 
     // P_ij^T = 2^(c K_j Q_i^T - LSE2_i);  dS_ij = P_ij (dP_ij - D_i); 0 where row i does not see j
-    if constexpr (tiles_of_bias)
-      start_sums<Bc, true>(S, Bij, warp_row, change.unit);
-    else
-      start_sums<built, true>(S, of_head, float(i0 + x0 + change.offset - j0 - r0));
+    start_sums<built, true>(S, of_head, float(i0 + x0 + change.offset - j0 - r0));
     add_product<D, groups, Br>(S, Kj + warp_row * D, Qi);
+    if constexpr (tiles_of_bias) add_bias<Bc, true>(S, Bij, warp_row, change.unit);
 #pragma unroll
     for (int i = 0; i < Br / 8; ++i) {
       const float2 LSE2_i = *reinterpret_cast<const float2*>(LSE2 + 8 * i + x0);
