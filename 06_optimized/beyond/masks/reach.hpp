@@ -163,6 +163,10 @@ struct Tiles {
       entry = within(at[0], 0, list.entries);
       behind = within(at[1], entry, list.entries);
       tile = up ? -1 : 0;
+      if (!numbers) {  // a list without entries
+        tile = -1;
+        return;
+      }
     }
     next();
   }

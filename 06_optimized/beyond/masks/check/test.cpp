@@ -130,8 +130,7 @@ class There {
     walk::Blocks x;
     x.offsets = there(lists.offsets);
     x.entries = Int(lists.numbers.size());
-    lists.numbers.push_back(-1);  // so that there is an address
-    x.numbers = there(lists.numbers);
+    if (x.entries > 0) x.numbers = there(lists.numbers);
     x.lists = Int(lists.offsets.size()) - 1;
     x.batch = meant_.per_batch ? heads * each : 0;
     x.head = meant_.per_head ? each : 0;
@@ -505,6 +504,9 @@ TEST_F(masks, BlockLists) {
 #endif
   m.wanted = [](Int, Int, Int i, Int) { return i == 1; };
   all_right(sized_as(1, 1, 1, 150, 140, 8), m, "rows without a block");
+  m.wanted = [](Int, Int, Int, Int) { return false; };
+  m.sinks = {0.5f};
+  all_right(sized_as(1, 1, 1, 150, 140, 8), m, "no block, and a sink");
 }
 
 // Everything at once, as it comes.
