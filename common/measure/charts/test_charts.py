@@ -659,6 +659,17 @@ def written(path: Path) -> Iterator[Words]:
     return walk(root, {})
 
 
+class Recorded(unittest.TestCase):
+    def test_the_chapters_machine_has_measured_most_rows(self) -> None:
+        with tempfile.TemporaryDirectory() as name:
+            results = Path(name) / "results"
+            results.mkdir()
+            for machine, rows, text in (("few", 2, "of many words " * 99), ("many", 3, "short"), ("ab", 9, "no machine")):
+                row = {"name": text, "run_type": "iteration"}
+                (results / f"{machine}.json").write_text(json.dumps({"benchmarks": [row] * rows}))
+            self.assertEqual([path.stem for path in charts.recorded(Path(name))], ["many", "few"])
+
+
 class Pictures(unittest.TestCase):
     """Those that are drawn by hand or by a stage's own program, with letters as letters."""
 
