@@ -16,7 +16,6 @@
 // A step    group 1   S P V | softmax         | S P V | softmax         |
 //           group 2          | S P V | softmax         | S P V | ...
 //           S of block j and O += P V of the block before are issued together, in turns.
-//
 // Measured: 724 TFLOP/s after 718; with a causal mask 681 after 661.
 #include <algorithm>
 
@@ -105,6 +104,7 @@ __device__ void compute(Shared<Tiles, T>& shared, const ForwardMaps& maps, const
   const int warp_row = 64 * group + 16 * warp;  // of the tile: where the warp's 16 rows begin
   const int row = warp_row + lane / 4;          // the thread's; the other is 8 below
   const float c = scale * log2_e;               // exp(scale x) = 2^(c x)
+  const Maxima nothing(c);                      // seen yet, when a tile begins
 
   // The groups issue their products in turn: one's softmax runs under the other's products.
   const auto my_turn = [&] { sync(turn + group, 256); };
@@ -137,7 +137,8 @@ __device__ void compute(Shared<Tiles, T>& shared, const ForwardMaps& maps, const
     int j = task.blocks - 1;
 
     // S_ij = Q_i K_j^T of the last block; what a tile needs is computed meanwhile
-    float O[D / 2], m[2] = {no_key, no_key}, l[2] = {0, 0}, alpha[2];
+    Maxima maxima = nothing;
+    float O[D / 2], l[2] = {0, 0}, alpha[2];
     std::uint32_t P[Bc / 16][4];
     const int visible[2] = {task.visible_keys(row), task.visible_keys(row + 8)};
     const int full = task.visible_keys(64 * group) / Bc;
@@ -156,7 +157,7 @@ __device__ void compute(Shared<Tiles, T>& shared, const ForwardMaps& maps, const
       wgmma_wait<0>(S);
       give_back<Tiles>(&shared.K_free[kv.at]);
       hide(S, visible, j * Bc);
-      fast_softmax<Tiles::branch>(S, c, m, l, alpha);
+      fast_softmax<Tiles::branch>(S, c, maxima, l, alpha);
       round_to<T>(P, S);
     }
     if (const int seen = task.length - j * Bc; Tiles::tma && task.length < p.Nk && seen < Bc) {
@@ -184,7 +185,7 @@ __device__ void compute(Shared<Tiles, T>& shared, const ForwardMaps& maps, const
       wgmma_wait<1>(S);
       give_back<Tiles>(&shared.K_free[kv.at]);
       if constexpr (decltype(masked)::value) hide(S, visible, j * Bc);
-      fast_softmax<Tiles::branch>(S, c, m, l, alpha);
+      fast_softmax<Tiles::branch>(S, c, maxima, l, alpha);
       wgmma_wait<0>(O);
       give_back<Tiles>(&shared.V_free[before.at]);
       if (!Tiles::scale_under_S) scale_rows(O, alpha);
@@ -209,7 +210,7 @@ __device__ void compute(Shared<Tiles, T>& shared, const ForwardMaps& maps, const
     kv.next();
 
     // O_i = O / l, L_i = (m + log2 l) log 2
-    finish(O, m, l, t.LSE, (task.b * p.Hq + task.h) * p.Nq + task.i0, row, task.rows);
+    finish(O, maxima.m, l, t.LSE, (task.b * p.Hq + task.h) * p.Nq + task.i0, row, task.rows);
 
     // A warp's 16 rows leave by themselves, through shared memory.
     if constexpr (!Tiles::tma) {
@@ -283,8 +284,7 @@ void launch_hopper(const Problem& p, const Forward<T>& t, float scale, unsigned*
                     has_tensor_map(t.V, p.B, p.Hkv, p.Nk) && has_tensor_map(t.O, p.B, p.Hq, p.Nq);
   const auto run = [&](auto with) { with(p, t, scale, maps ? taken : nullptr, stream, by_tile); };
   if (!maps && p.d <= 64) return run(launch<Carried<64>, T>);
-  if (!maps && p.d <= 128) return run(launch<Carried<128>, T>);
-  if (!maps) return run(launch<Carried<256>, T>);
+  if (!maps) return run(p.d <= 128 ? launch<Carried<128>, T> : launch<Carried<256>, T>);
   // Without a mask neighbouring tiles of a head, of 128 rows, see the same keys.
   const bool pairs = !taken && p.Nk >= 8192 && (p.Nq + 127) / 128 % 2 == 0;
   if (p.d > 128) return run(pairs ? launch<D256Pair, T> : launch<D256, T>);

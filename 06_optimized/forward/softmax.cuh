@@ -100,7 +100,7 @@ __device__ void weights(float (&S)[n], float c, const float (&m)[2], const float
 // exponential runs beside them. But it moves nothing over a branch, even over one that is never
 // taken: no factor alpha is negative, which ptxas does not know. With such a branch after the first
 // maximum, the second is taken between the exponentials of the first row.
-enum class Branch { none, after_first_maximum };
+enum class Branch { none, after_first_maximum, around_alpha_too };
 
 // m = max(m, c max_j S_ij), alpha = 2^(m_before - m), P_ij = 2^(c S_ij - m) in place of S,
 // l = alpha l + sum_j P_ij.
@@ -118,27 +118,39 @@ __device__ void softmax(float (&S)[n], float c, float (&m)[2], float (&l)[2], fl
 
 // ---- hopper, and the walks made from it ----
 
-// The same, written so that ptxas makes more of it: one chain of maxima, and sums behind the
-// exponentials, which is worth 2 % at d = 128 (hopper.md says how that was found).
+// The largest score that each of a thread's two rows has seen, and m, c times that.
+struct Maxima {
+  float S[2], m[2];
+  __device__ explicit Maxima(float c) {
+    S[0] = S[1] = no_key / fmaxf(1, c);  // c times it is finite, too
+    m[0] = m[1] = c * S[0];
+  }
+};
+
+// The same, written so that ptxas makes more of it: one chain of maxima, which begins with the
+// largest score so far; alpha and the sums behind the exponentials (hopper.md says what that is
+// worth, and how it was found).
 template <Branch branch, int n>
-__device__ void fast_softmax(float (&S)[n], float c, float (&m)[2], float (&l)[2],
+__device__ void fast_softmax(float (&S)[n], float c, Maxima& maxima, float (&l)[2],
                              float (&alpha)[2]) {
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    float largest = fmaxf(S[2 * r], S[2 * r + 1]);
+    const Maxima before = maxima;
+    float& largest = maxima.S[r];
 #pragma unroll
-    for (int i = 4 + 2 * r; i < n; i += 4) largest = fmaxf(fmaxf(largest, S[i]), S[i + 1]);
+    for (int i = 2 * r; i < n; i += 4) largest = fmaxf(fmaxf(largest, S[i]), S[i + 1]);
     largest = fmaxf(largest, __shfl_xor_sync(0xffffffff, largest, 1));
     largest = fmaxf(largest, __shfl_xor_sync(0xffffffff, largest, 2));
-    const float before = m[r];
-    m[r] = fmaxf(before, c * largest);
-    alpha[r] = ex2(before - m[r]);
-    if (branch == Branch::after_first_maximum && r == 0 && alpha[r] < 0) stop();
+    const float m = maxima.m[r] = __fmul_rn(c, largest);
+    const float e = before.m[r] - m;
+    if (branch != Branch::none && r == 0 && e > 1) stop();  // e <= 0, which ptxas does not know
 #pragma unroll
     for (int i = 2 * r; i < n; i += 4) {
-      S[i] = ex2(fmaf(S[i], c, -m[r]));
-      S[i + 1] = ex2(fmaf(S[i + 1], c, -m[r]));
+      S[i] = ex2(fmaf(S[i], c, -m));
+      S[i + 1] = ex2(fmaf(S[i + 1], c, -m));
     }
+    const bool stays = branch == Branch::around_alpha_too && largest == before.S[r];
+    alpha[r] = stays ? 1.f : ex2(e);
     float even = l[r] * alpha[r], odd = 0;
 #pragma unroll
     for (int i = 2 * r; i < n; i += 4) {

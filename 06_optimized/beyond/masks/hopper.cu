@@ -146,6 +146,7 @@ __device__ void compute(Shared<Tiles, listed, T>& shared, const ForwardMaps& map
   // Of a list, lane 0 of each warp reads what comes behind K's tile, and so gives K back.
   const bool reads_K = listed ? lane == 0 : leader;
   const float c = scale * log2_e;  // exp(scale x) = 2^(c x)
+  const Maxima nothing(c);         // seen yet, when a tile begins
 
   // The groups issue their products in turn: one's softmax runs under the other's products.
   const auto my_turn = [&] { sync(turn + group, 256); };
@@ -169,7 +170,8 @@ __device__ void compute(Shared<Tiles, listed, T>& shared, const ForwardMaps& map
     int j = tiles.tile;
 
     // S_ij = Q_i K_j^T of the last block; what a tile needs is computed meanwhile
-    float O[D / 2], m[2] = {no_key, no_key}, l[2] = {0, 0}, alpha[2];
+    Maxima maxima = nothing;
+    float O[D / 2], l[2] = {0, 0}, alpha[2];
     std::uint32_t P[Bc / 16][4];
     int length, whole, behind, stays;
     [[maybe_unused]] int next = -1;  // of a list: the tile behind this one
@@ -200,7 +202,7 @@ __device__ void compute(Shared<Tiles, listed, T>& shared, const ForwardMaps& map
       wgmma_wait<0>(S);
       if (reads_K) arrive(&shared.K_free[kv.at]);
       hide(S, shared_task, row, j * Bc);
-      fast_softmax<Tiles::branch>(S, c, m, l, alpha);
+      fast_softmax<Tiles::branch>(S, c, maxima, l, alpha);
       round_to<T>(P, S);
     }
     if (const int here = length - j * Bc; length < p.Nk && here < Bc) {
@@ -229,7 +231,7 @@ __device__ void compute(Shared<Tiles, listed, T>& shared, const ForwardMaps& map
       wgmma_wait<1>(S);
       if (reads_K) arrive(&shared.K_free[kv.at]);
       if constexpr (decltype(masked)::value) hide(S, shared_task, row, j * Bc);
-      fast_softmax<Tiles::branch>(S, c, m, l, alpha);
+      fast_softmax<Tiles::branch>(S, c, maxima, l, alpha);
       wgmma_wait<0>(O);
       if (leader) arrive(&shared.V_free[before.at]);
       if (!Tiles::scale_under_S) scale_rows(O, alpha);
@@ -275,7 +277,7 @@ __device__ void compute(Shared<Tiles, listed, T>& shared, const ForwardMaps& map
 
     // O_i = O / l, L_i = (m + log2 l) log 2
     const float sink = pattern.sinks ? pattern.sinks[task.h] : -INFINITY;
-    finish(O, m, l, sink, t.LSE, (task.b * p.Hq + task.h) * p.Nq + task.i0, row, task.rows);
+    finish(O, maxima.m, l, sink, t.LSE, (task.b * p.Hq + task.h) * p.Nq + task.i0, row, task.rows);
 
     // A warp's 16 rows leave by themselves, through shared memory.
     if constexpr (Tiles::O == Through::V) {

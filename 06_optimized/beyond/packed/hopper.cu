@@ -161,6 +161,7 @@ __device__ void compute(Shared<Tiles, T>& shared, const ForwardMaps& maps, const
   const int row = warp_row + lane / 4;          // the thread's; the other is 8 below
   const bool leader = threadIdx.x % 128 == 0;
   const float c = scale * log2_e;  // exp(scale x) = 2^(c x)
+  const Maxima nothing(c);         // seen yet, when a tile begins
 
   // The groups issue their products in turn: one's softmax runs under the other's products.
   const auto my_turn = [&] { sync(turn + group, 256); };
@@ -196,7 +197,8 @@ __device__ void compute(Shared<Tiles, T>& shared, const ForwardMaps& maps, const
     int j = task.blocks - 1;
 
     // S_ij = Q_i K_j^T of the last block; what a tile needs is computed meanwhile
-    float O[D / 2], m[2] = {no_key, no_key}, l[2] = {0, 0}, alpha[2];
+    Maxima maxima = nothing;
+    float O[D / 2], l[2] = {0, 0}, alpha[2];
     std::uint32_t P[Bc / 16][4];
     const int full = task.visible_keys(64 * group) / Bc;
     const int visible[2] = {task.visible_keys(row), task.visible_keys(row + 8)};
@@ -223,7 +225,7 @@ __device__ void compute(Shared<Tiles, T>& shared, const ForwardMaps& maps, const
       wgmma_wait<0>(S);
       if (leader) arrive(&shared.K_free[kv.at]);
       hide_unseen(S, j);
-      fast_softmax<Tiles::branch>(S, c, m, l, alpha);
+      fast_softmax<Tiles::branch>(S, c, maxima, l, alpha);
       round_to<T>(P, S);
     }
     if (const int seen = task.length - j * Bc; seen < Bc) {
@@ -251,7 +253,7 @@ __device__ void compute(Shared<Tiles, T>& shared, const ForwardMaps& maps, const
       wgmma_wait<1>(S);
       if (leader) arrive(&shared.K_free[kv.at]);
       if constexpr (decltype(masked)::value) hide_unseen(S, j);
-      fast_softmax<Tiles::branch>(S, c, m, l, alpha);
+      fast_softmax<Tiles::branch>(S, c, maxima, l, alpha);
       wgmma_wait<0>(O);
       if (leader) arrive(&shared.V_free[before.at]);
       if (!Tiles::scale_under_S) scale_rows(O, alpha);
@@ -277,7 +279,7 @@ __device__ void compute(Shared<Tiles, T>& shared, const ForwardMaps& maps, const
     kv.next();
 
     // O_i = O / l, L_i = (m + log2 l) log 2
-    finish(O, m, l, t.LSE, left.h * p.Nq + left.first, row, left.rows);
+    finish(O, maxima.m, l, t.LSE, left.h * p.Nq + left.first, row, left.rows);
 
     // A warp's 16 rows leave by themselves, through shared memory.
     if constexpr (Tiles::O == Through::V) {

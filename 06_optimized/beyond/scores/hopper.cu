@@ -126,9 +126,9 @@ __device__ float to_nearest(const Task& task, int row, int offset) {
   return fabsf(float(position(task, row, offset) - nearest_key(task, row, offset)));
 }
 
-// fast_softmax() of scores that lack first[r]: this thread's of row r. m has it, times c.
+// fast_softmax() of scores that lack first[r]: this thread's of row r. The maxima have it.
 template <Branch branch, int n>
-__device__ void softmax_of_line(float (&S)[n], float c, const float (&first)[2], float (&m)[2],
+__device__ void softmax_of_line(float (&S)[n], float c, const float (&first)[2], Maxima& maxima,
                                 float (&l)[2], float (&alpha)[2]) {
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
@@ -138,11 +138,12 @@ __device__ void softmax_of_line(float (&S)[n], float c, const float (&first)[2],
     largest += first[r];  // a thread's own, where its first column is not the tile's
     largest = fmaxf(largest, __shfl_xor_sync(0xffffffff, largest, 1));
     largest = fmaxf(largest, __shfl_xor_sync(0xffffffff, largest, 2));
-    const float before = m[r];
-    m[r] = fmaxf(before, c * largest);
-    alpha[r] = ex2(before - m[r]);
-    if (branch == Branch::after_first_maximum && r == 0 && alpha[r] < 0) stop();
-    const float here = fmaf(first[r], -c, m[r]);
+    const float before = maxima.m[r];
+    maxima.S[r] = fmaxf(maxima.S[r], largest);
+    const float m = maxima.m[r] = __fmul_rn(c, maxima.S[r]);
+    alpha[r] = ex2(before - m);
+    if (branch != Branch::none && r == 0 && alpha[r] < 0) stop();
+    const float here = fmaf(first[r], -c, m);
 #pragma unroll
     for (int i = 2 * r; i < n; i += 4) {
       S[i] = ex2(fmaf(S[i], c, -here));
@@ -167,6 +168,7 @@ __device__ void compute(Shared<Tiles, T>& shared, const ForwardMaps& maps, const
   const int warp_row = 64 * group + 16 * warp;  // of the tile: where the warp's 16 rows begin
   const int row = warp_row + lane / 4;          // the thread's; the other is 8 below
   const float c = scale * log2_e;               // exp(scale x) = 2^(c x)
+  const Maxima nothing(c);                      // seen yet, when a tile begins
   const Tanh tanh{change.cap, per_tanh(change)};
 
   // The groups issue their products in turn: one's softmax runs under the other's products.
@@ -200,7 +202,8 @@ __device__ void compute(Shared<Tiles, T>& shared, const ForwardMaps& maps, const
     int j = task.blocks - 1;
 
     // S_ij = Q_i K_j^T of the last block; what a tile needs is computed meanwhile
-    float O[D / 2], m[2] = {no_key, no_key}, l[2] = {0, 0}, alpha[2];
+    Maxima maxima = nothing;
+    float O[D / 2], l[2] = {0, 0}, alpha[2];
     std::uint32_t P[Bc / 16][4];
     const int visible[2] = {task.visible_keys(row), task.visible_keys(row + 8)};
     const int full = task.visible_keys(64 * group) / Bc;
@@ -243,7 +246,7 @@ __device__ void compute(Shared<Tiles, T>& shared, const ForwardMaps& maps, const
       wgmma_wait<0>(S);
       give_back<Tiles>(&shared.K_free[kv.at]);
       changed(S);
-      fast_softmax<Tiles::branch>(S, c, m, l, alpha);
+      fast_softmax<Tiles::branch>(S, c, maxima, l, alpha);
       round_to<T>(P, S);
     }
     if (const int seen = task.length - j * Bc; task.length < p.Nk && seen < Bc) {
@@ -275,16 +278,16 @@ __device__ void compute(Shared<Tiles, T>& shared, const ForwardMaps& maps, const
       give_back<Tiles>(&shared.K_free[kv.at]);
       if constexpr (decltype(slow)::value) {
         changed(S);
-        fast_softmax<Tiles::branch>(S, c, m, l, alpha);
+        fast_softmax<Tiles::branch>(S, c, maxima, l, alpha);
       } else {
         if (has<built>(change, with_cap)) tanh.template of<1>(S);
         if constexpr (fast_line) {
           const int j0 = j * Bc - (line_is_product<Tiles> ? 2 * (lane % 4) : 0);
           const float first[2] = {line * float(j0 - nearest[0]), line * float(j0 - nearest[1])};
           if (!line_is_product<Tiles>) add_line(S, line);
-          softmax_of_line<Tiles::branch>(S, c, first, m, l, alpha);
+          softmax_of_line<Tiles::branch>(S, c, first, maxima, l, alpha);
         } else {
-          fast_softmax<Tiles::branch>(S, c, m, l, alpha);
+          fast_softmax<Tiles::branch>(S, c, maxima, l, alpha);
         }
       }
       wgmma_wait<0>(O);
@@ -318,8 +321,9 @@ __device__ void compute(Shared<Tiles, T>& shared, const ForwardMaps& maps, const
 
     // O_i = O / l, L_i = (m + log2 l) log 2
     if (has<built>(change, with_alibi))
-      for (int r = 0; r < 2; ++r) m[r] -= c * slope * to_nearest(task, row + 8 * r, change.offset);
-    finish(O, m, l, t.LSE, (task.b * p.Hq + task.h) * p.Nq + task.i0, row, task.rows);
+      for (int r = 0; r < 2; ++r)
+        maxima.m[r] -= c * slope * to_nearest(task, row + 8 * r, change.offset);
+    finish(O, maxima.m, l, t.LSE, (task.b * p.Hq + task.h) * p.Nq + task.i0, row, task.rows);
 
     // A warp's 16 rows leave by themselves, through shared memory.
     if constexpr (Tiles::O == Through::V) {
