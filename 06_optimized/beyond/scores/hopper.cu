@@ -28,6 +28,10 @@ using namespace optimized;
 // when it has filled V with zeros or only looked on; the loader's own, when it has carried a tile.
 constexpr int turn = 1, own = 5, carried = 8;
 
+// As hopper's; with the branch 2 to 6 % faster where scores change, by cap or line.
+struct D64 : optimized::D64 {
+  static constexpr Branch branch = Branch::after_first_maximum;
+};
 // As hopper's, with tiles of 64 keys in place of 80: the cap wants registers, too.
 struct D256Cap : optimized::Tiles<256, 2, 64> {
   static constexpr int Q_buffers = 1;
