@@ -73,8 +73,8 @@ PAIRS_FROM = 8192
 # What ab.py measured, and which of its tables is on which page; of two files that have a table the first counts.
 VARIANTS = {"ab.json": FORWARD, "ab_backward.json": BACKWARD}
 TABLES = {"forward": {"on and off": FORWARD.page, "tiles": FORWARD.page, "ideas of others": FORWARD.page,
-                      "fa2": "forward/fa2.md", "rung 10": "forward/10_pingpong.md", "rung 11": "forward/11_overlap.md",
-                      "rung 12": "forward/12_rows.md"},
+                      "fa2": "forward/fa2.md", "rung 3": "forward/3_swizzle.md", "rung 10": "forward/10_pingpong.md",
+                      "rung 11": "forward/11_overlap.md", "rung 12": "forward/12_rows.md"},
           "backward": {"on and off": BACKWARD.page, "two kernels": "backward/3_two_kernels.md"}}
 LADDER: dict[str, object] = {"N": 4096, "d": 128, "causal": 0}
 SIZES = [(d, causal) for d in (64, 128, 256) for causal in (0, 1)]

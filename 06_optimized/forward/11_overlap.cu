@@ -9,7 +9,7 @@
 // What should change: more work for the tensor cores is always waiting. It costs registers: S, P
 // and O are alive at once, 64 + 32 + 64 of a thread's 240.
 //
-// Measured: 653 TFLOP/s after 663; on a cool chip 688 after 691. No gain: see the page.
+// Measured: 637 TFLOP/s after 659; on a cool chip 679 after 679. No gain: see the page.
 #include "06_optimized/forward/forward.hpp"
 #include "06_optimized/forward/softmax.cuh"
 #include "06_optimized/ptx/tma.cuh"

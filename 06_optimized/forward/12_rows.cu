@@ -10,8 +10,8 @@
 // What should change: a softmax that is shorter by about one maximum, some 250 of 1900 cycles. The
 // same instructions, and one branch.
 //
-// Measured: 682 TFLOP/s after 653 (round by round 3 % more), cool 701 after 688; in
-// the last kernel 7 %.
+// Measured: 669 TFLOP/s after 637 (round by round 5 % more), cool 690 after 679; in
+// the last kernel 8 %.
 #include "06_optimized/forward/forward.hpp"
 #include "06_optimized/forward/softmax.cuh"
 #include "06_optimized/ptx/tma.cuh"

@@ -12,7 +12,7 @@
 // instead of two. What it costs: 2 x 64 more rows of shared memory, so fewer blocks on an SM. What
 // should not change: the bank conflicts, which are most of the time.
 //
-// Measured: 48 TFLOP/s after 46, cool 52 after 49. Little gained yet: shared memory is the limit,
+// Measured: 48 TFLOP/s after 46, cool 51 after 49. Little gained yet: shared memory is the limit,
 // not the copies.
 #include "06_optimized/forward/forward.hpp"
 #include "06_optimized/forward/rows.cuh"

@@ -11,7 +11,7 @@
 // limit it: the fragments. With 16 rows a warp reads K and V from shared memory for half as many
 // products as in rung 5, and nothing but a second block on the SM hides the copies.
 //
-// Measured: 324 TFLOP/s after 343 of fa2. A loss: see the page.
+// Measured: 316 TFLOP/s after 333 of fa2. A loss: see the page.
 #include "06_optimized/forward/forward.hpp"
 #include "06_optimized/forward/softmax.cuh"
 #include "06_optimized/ptx/fragments.hpp"
