@@ -158,7 +158,8 @@ void walk_forward(const Call& c) {
     if (c.kernel == windows)
       masks::forward(problem_of(c), pattern_of(c), forward_of<T>(c), {stream_of(c), scratch_of(c)});
     else
-      dropout::forward(problem_of(c), dropout_of(c), forward_of<T>(c), {stream_of(c), {}});
+      dropout::forward(problem_of(c), dropout_of(c), forward_of<T>(c),
+                       {stream_of(c), scratch_of(c)});
   });
 }
 void walk_backward(const Call& c) {
@@ -169,7 +170,8 @@ void walk_backward(const Call& c) {
       masks::backward(p, pattern_of(c), t, nullptr,
                       {stream_of(c), scratch_of(c), masks::Kernel::best, c.deterministic != 0});
     else
-      dropout::backward(p, dropout_of(c), t, {stream_of(c), scratch_of(c)});
+      dropout::backward(p, dropout_of(c), t,
+                        {stream_of(c), scratch_of(c), dropout::Kernel::best, c.deterministic != 0});
   });
 }
 std::size_t walk_backward_needs(const Call& c) {
@@ -287,8 +289,8 @@ std::size_t forward_needs(const Call& c) {
   [[maybe_unused]] std::size_t bytes = 0;
   use_device(c);
 #ifdef FA_TORCH_WALKS
-  // They say themselves what does not fit, before they write. A window's tiles are counted.
-  if (is_walk(c)) return c.kernel == windows ? sizeof(unsigned) : 0;
+  // They say themselves what does not fit, before they write. Their tiles are counted.
+  if (is_walk(c)) return sizeof(unsigned);
 #endif
 #if FA_TORCH_HAS(4)
   if (c.stage == 4 && c.dtype == 0) {

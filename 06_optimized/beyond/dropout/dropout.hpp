@@ -16,7 +16,9 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <string>
 
+#include "06_optimized/backward/backward.hpp"
 #include "common/core/cuda.hpp"
 #include "common/core/tensor.hpp"
 
@@ -47,16 +49,30 @@ double kept_probability(double p);
 bool kept(const Problem& p, const Dropout& dropout, std::int64_t b, std::int64_t h, std::int64_t i,
           std::int64_t j);
 
+// In 16 bits; fp32 has one kernel, whatever this says. hopper is for 9.0 alone, for d a multiple
+// of 8 (in the backward at most 128) and tensors whose addresses and strides are multiples of 16
+// bytes. All kernels keep the same weights.
+enum class Kernel {
+  best,  // hopper if it can run, else fa2
+  fa2,   // and for the backward swizzle: all there is, compute capability 8.0 and later
+  hopper
+};
+
 struct Options {
   cudaStream_t stream = nullptr;
-  Scratch scratch = {};  // for the backward: scratch_bytes() of device memory, aligned to 16
+  // Of device memory: the backward wants scratch_bytes(), aligned to 16; the forward nothing. But
+  // with four bytes, aligned to 4, hopper counts its tiles, and takes them as SMs come free. What
+  // scratch holds before does not matter; calls that may run at the same time need one each.
+  Scratch scratch = {};
+  Kernel kernel = Kernel::best;
+  bool deterministic = false;  // hopper's backward, too, has the same bits in every run
 };
 
 // O with dropout and LSE without it. T is float (kernel `tiled`, d <= 128), or __half or
-// __nv_bfloat16 (`fa2`: tensor cores, compute capability 8.0 and later, d <= 256, scale > 0, and
-// every score times scale log2 e must be finite in fp32). The rest of the contract is that of all
-// stages: groups of heads, both causal alignments, key lengths in device memory (clamped to
-// [0, Nk]), any strides; Nq and Nk up to 2^30. The same bits from run to run.
+// __nv_bfloat16 (`fa2` and `hopper`: tensor cores, compute capability 8.0 and later, d <= 256,
+// scale > 0, and every score times scale log2 e must be finite in fp32). The rest of the contract
+// is that of all stages: groups of heads, both causal alignments, key lengths in device memory
+// (clamped to [0, Nk]), any strides; Nq and Nk up to 2^30. The same bits from run to run.
 //
 // Throws std::invalid_argument, before any write, for arguments outside of this, and fa::CudaError
 // where CUDA fails. Puts its work on the stream and returns at once.
@@ -64,8 +80,9 @@ template <class T>
 void forward(const Problem& p, const Dropout& dropout, const Forward<T>& t,
              const Options& options = {});
 
-// dQ, dK, dV, given the same `dropout` as the forward: kernels `dq` and `dkv` in fp32, `swizzle` in
-// fp16 and bf16, where any scale is good. No atomics: the same bits from run to run.
+// dQ, dK, dV, given the same `dropout` as the forward, by whichever kernel: `dq` and `dkv` in fp32,
+// `swizzle` or `hopper` in fp16 and bf16, where any scale is good. The same bits from run to run;
+// dQ of hopper only if `deterministic`, since its sums have no order else.
 template <class T>
 std::size_t scratch_bytes(const Problem& p);
 template <class T>
@@ -102,5 +119,16 @@ void launch_swizzle(const Problem& p, const Draw& draw, const Backward<T>& t, fl
 template <class T>
 void launch_swizzle_dkv(const Problem& p, const Draw& draw, const Backward<T>& t, float scale,
                         const Statistics& s, cudaStream_t stream);
+// hopper, and why it does not take a call, or "".
+template <class T>
+std::string not_for_hopper(const Problem& p, const Forward<T>& t);
+template <class T>
+std::string not_for_hopper(const Problem& p, const Backward<T>& t);
+template <class T>
+void launch_hopper(const Problem& p, const Draw& draw, const Forward<T>& t, float scale,
+                   unsigned* taken, cudaStream_t stream);
+template <class T>
+void launch_hopper(const Problem& p, const Draw& draw, const Backward<T>& t, float scale,
+                   const optimized::Passed& passed, cudaStream_t stream);
 
 }  // namespace fa::dropout

@@ -44,7 +44,9 @@ void check_dropout(const Dropout& dropout) {
 }
 
 template <class T>
-void check_kernel([[maybe_unused]] const Problem& p, [[maybe_unused]] bool forward) {
+void check_kernel([[maybe_unused]] const Problem& p, [[maybe_unused]] bool forward, Kernel kernel) {
+  require(kernel >= Kernel::best && kernel <= Kernel::hopper, who,
+          ": kernel has the unknown value ", static_cast<int>(kernel));
   if constexpr (is_half<T>) {
     const char* const name = forward ? "fa2" : "swizzle";
     const std::string why = optimized::wrong_capability(name, 80, optimized::device_capability());
@@ -56,8 +58,15 @@ void check_kernel([[maybe_unused]] const Problem& p, [[maybe_unused]] bool forwa
   }
 }
 
-std::int64_t rows_of_a_head(const Problem& p, bool half) {
-  return half ? optimized::Passed::padded_rows(p.Nq) : p.Nq;
+// Is this call for hopper? Tensors: Forward<T> or Backward<T>.
+template <class Tensors>
+bool takes_hopper(const Problem& p, const Tensors& t, Kernel kernel) {
+  if (kernel == Kernel::fa2) return false;
+  std::string why_not = not_for_hopper(p, t);
+  if (why_not.empty())
+    why_not = optimized::wrong_capability("hopper", 90, optimized::device_capability());
+  require(kernel != Kernel::hopper || why_not.empty(), who, ": ", why_not);
+  return why_not.empty();
 }
 
 Draw draw_of(const Dropout& dropout) {
@@ -86,21 +95,33 @@ void forward(const Problem& p, const Dropout& dropout, const Forward<T>& t,
   check_sizes<T>(p);
   check_dropout(dropout);
   check_tensors(who, p, t);
-  check_kernel<T>(p, true);
+  check_kernel<T>(p, true, options.kernel);
+  if (options.scratch.data)
+    check_scratch(who, options.scratch, "sizeof(unsigned)", sizeof(unsigned), alignof(unsigned));
   if (p.B == 0 || p.Hq == 0 || p.Nq == 0) return;
   const Draw draw = draw_of(dropout);
   const float scale = float(p.softmax_scale());
-  if constexpr (is_half<T>)
-    launch_fa2(p, draw, t, scale, options.stream);
-  else
+  if constexpr (is_half<T>) {
+    if (takes_hopper(p, t, options.kernel))
+      launch_hopper(p, draw, t, scale, static_cast<unsigned*>(options.scratch.data),
+                    options.stream);
+    else
+      launch_fa2(p, draw, t, scale, options.stream);
+  } else {
     launch_tiled(p, draw, t, scale, options.stream);
+  }
 }
 
 template <class T>
 std::size_t scratch_bytes(const Problem& p) {
   check_sizes<T>(p);
-  const auto rows = std::size_t(p.B * p.Hq * rows_of_a_head(p, is_half<T>));
-  return (is_half<T> ? 2 : 1) * sizeof(float) * rows;
+  if constexpr (is_half<T>) {
+    // Room for either kernel: LSE2, D, and on 9.0 hopper's sums, turns and counter.
+    const auto kernel = optimized::device_capability() == 90 ? optimized::BackwardKernel::hopper
+                                                             : optimized::BackwardKernel::swizzle;
+    return optimized::backward_scratch_bytes(p, {kernel, true});
+  }
+  return sizeof(float) * std::size_t(p.B * p.Hq * p.Nq);
 }
 
 template <class T>
@@ -109,7 +130,7 @@ void backward(const Problem& p, const Dropout& dropout, const Backward<T>& t,
   check_sizes<T>(p);
   check_dropout(dropout);
   check_tensors(who, p, t);
-  check_kernel<T>(p, false);
+  check_kernel<T>(p, false, options.kernel);
   const bool rows = p.B > 0 && p.Hq > 0 && p.Nq > 0;
   require(!rows || t.LSE, who, ": LSE must not be null; let the forward write it");
   require(!rows || t.O.data, who, ": O must not be null; the forward returned it");
@@ -118,16 +139,28 @@ void backward(const Problem& p, const Dropout& dropout, const Backward<T>& t,
 
   const Draw draw = draw_of(dropout);
   const float scale = float(p.softmax_scale());
-  Statistics s{};
-  s.rows = rows_of_a_head(p, is_half<T>);
-  s.D = static_cast<float*>(options.scratch.data);
+  float* const scratch = static_cast<float*>(options.scratch.data);
   if constexpr (is_half<T>) {
-    s.LSE2 = s.D + p.B * p.Hq * s.rows;
+    optimized::Passed passed{};
+    passed.rows = optimized::Passed::padded_rows(p.Nq);
+    const std::int64_t padded = p.B * p.Hq * passed.rows;
+    passed.LSE2 = scratch;
+    passed.D = scratch + padded;
+    if (takes_hopper(p, t, options.kernel)) {
+      passed.dQ = passed.D + padded;
+      const std::int64_t sums = padded * optimized::Passed::padded(p.d);
+      // Behind them a turn for each 64 x 64, and a counter for blocks that stay, as at d <= 64.
+      int* const turns = reinterpret_cast<int*>(passed.dQ + sums);
+      if (options.deterministic) passed.turn = turns;
+      if (p.d <= 64) passed.taken = reinterpret_cast<unsigned*>(turns + sums / 4096);
+      return launch_hopper(p, draw, t, scale, passed, options.stream);
+    }
+    const Statistics s{passed.LSE2, passed.D, passed.rows};
     if (rows) launch_swizzle(p, draw, t, scale, s, options.stream);
     if (p.Nk > 0) launch_swizzle_dkv(p, draw, t, scale, s, options.stream);
   } else {
-    if (rows) launch_dq(p, draw, t, scale, s.D, options.stream);
-    if (p.Nk > 0) launch_dkv(p, draw, t, scale, s.D, options.stream);
+    if (rows) launch_dq(p, draw, t, scale, scratch, options.stream);
+    if (p.Nk > 0) launch_dkv(p, draw, t, scale, scratch, options.stream);
   }
 }
 

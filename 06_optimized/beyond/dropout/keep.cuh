@@ -102,6 +102,27 @@ struct Keep {
         }
     }
   }
+
+  // The same for two warps of 16 rows each, of which this is one, in accumulators of wgmma: who
+  // draws has every other column, for both. (i, j) is a row of the thread's, and its first column.
+  // What is kept has bit 4 block + 2 right + r of bits[warp]: of a block of 16 columns the left or
+  // the right half, and row r = 0 or 1, 8 below.
+  template <int blocks>
+  __device__ void of_two_warps(std::uint32_t (&bits)[2], std::int64_t i, std::int64_t j) const {
+    static_assert(4 * blocks <= 32);
+    bits[0] = bits[1] = 0xffffffff;
+    if (!drops()) return;
+    bits[0] = bits[1] = 0;
+#pragma unroll
+    for (int k = 0; k < blocks; ++k) {
+      const Words four = numbers(std::uint32_t(i), std::uint32_t(j) + 16 * k);
+#pragma unroll
+      for (int n = 0; n < 4; ++n) {
+        if ((four[n] & 0xffff) < threshold) bits[n / 2] |= 1u << (4 * k + n % 2);
+        if (four[n] >> 16 < threshold) bits[n / 2] |= 1u << (4 * k + 2 + n % 2);
+      }
+    }
+  }
 #endif
 };
 

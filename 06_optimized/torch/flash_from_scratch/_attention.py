@@ -48,8 +48,9 @@ def attention(q: Tensor, k: Tensor, v: Tensor, causal: Union[bool, Literal["top_
     fallback      what a kernel cannot take goes to scaled_dot_product_attention, and a warning says why, once a cause.
                   What only a rung of the backward cannot take raises when the gradients are asked for.
 
-    window and dropout are for "best" and "06", in float32 by kernels like 04.tiled, in 16 bits by kernels like 06.fa2,
-    on a GPU or, with "06" and a library that was built without nvcc, on the emulator. No kernel has both at once.
+    window and dropout are for "best" and "06", in float32 by kernels like 04.tiled, in 16 bits by kernels like 06.fa2
+    and, on compute capability 9.0, 06.hopper; on a GPU or, with "06" and a library that was built without nvcc, on the
+    emulator. No kernel has both at once.
 
     A row that sees no key is 0. Types and devices of "best": float32 and float64 on the CPU (stages 03 and 05,
     d <= 512); on a GPU float32 (04 and 05, d <= 128), float16 and bfloat16 (06, d <= 256, compute capability 8.0 and

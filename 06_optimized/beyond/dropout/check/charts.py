@@ -56,7 +56,8 @@ def cost(rows: Sequence[Row], said: str) -> Chart:
     panels = []
     for kind in ("forward", "backward"):
         here = of(rows, kind=kind, d=128, causal=False)
-        lines = (line(here, "dropout", "ours", "plain", "this") + line(here, "p = 0", "ours_0", "plain", "previous")
+        lines = (line(here, "hopper", "ours_hopper", "best", "this")
+                 + line(here, "fa2" if kind == "forward" else "swizzle", "ours", "plain", "previous")
                  + line(here, "FlashAttention-2", "fa2", "fa2_0", "peer"))
         if lines:
             panels.append(Lines("time with / without", lines, "N", y_scale="linear", where=kind))
@@ -67,6 +68,7 @@ def cost(rows: Sequence[Row], said: str) -> Chart:
 def table(rows: Sequence[Row], device: str) -> Table:
     others = {who: label for who, label in OTHERS.items() if of(rows, who=who)}
     best = ["with / hopper without"] if of(rows, who="best") else []
+    hopper = ["hopper, ms", "with / without", "FlashAttention-2's time / hopper's"] if of(rows, who="ours_hopper") else []
     lines = []
     for ours in sorted(of(rows, who="ours"), key=lambda row: (row["kind"] == "backward", row["d"], row["causal"], row["N"])):
         here = of(rows, **{name: ours[name] for name in ("kind", "N", "d", "causal")})
@@ -74,11 +76,15 @@ def table(rows: Sequence[Row], device: str) -> Table:
         def ratio(who: str, beside: str, here: Sequence[Row] = here) -> str:
             one, other = of(here, who=who), of(here, who=beside)
             return f"{statistics.median(times(one[0], other[0])):.2f}" if one and other else "–"
+
+        def ms(who: str, here: Sequence[Row] = here) -> str:
+            return next((f"{statistics.median(row['ms']):.3f}" for row in of(here, who=who)), "–")
         lines.append([ours["kind"], str(ours["d"]), "causal" if ours["causal"] else "none", f"{ours['N']:,}",
                       f"{statistics.median(ours['ms']):.3f}", f"{ours['TFLOP_per_s']:.0f}", ratio("ours", "plain"),
                       ratio("ours_0", "plain"), *(ratio("ours", "best") for _ in best), ratio("fa2", "fa2_0"), ratio("fa2", "ours"),
+                      *((ms("ours_hopper"), ratio("ours_hopper", "best"), ratio("fa2", "ours_hopper")) if hopper else ()),
                       *(ratio(who, "ours") for who in others)])
     return Table("dropout", ["pass", "d", "mask", "N", "ms", "TFLOP/s", "with / without", "p = 0 / without", *best,
-                             "FlashAttention-2: with / without", "its time / ours",
+                             "FlashAttention-2: with / without", "its time / ours", *hopper,
                              *(f"{label}: time / ours" for label in others.values())], lines, PAGE,
                  f"Medians on {device}, p = 0.1. FLOP as without dropout.")

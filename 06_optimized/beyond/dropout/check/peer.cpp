@@ -15,6 +15,7 @@ extern "C" struct fa_dropout_call {
   std::int64_t B, Hq, Hkv, Nq, Nk, d;
   std::int64_t causal;  // 0 none, 1 top left, 2 bottom right
   std::int64_t dtype;   // 1 fp16, 2 bf16
+  std::int64_t kernel;  // with dropout: 0 best, 1 fa2 and swizzle, 2 hopper
   std::int64_t scratch_bytes;
   double p;
   std::uint64_t seed, offset;
@@ -40,6 +41,9 @@ Problem problem_of(const fa_dropout_call& c) {
 }
 dropout::Dropout dropout_of(const fa_dropout_call& c) { return {c.p, c.seed, c.offset, nullptr}; }
 cudaStream_t stream_of(const fa_dropout_call& c) { return static_cast<cudaStream_t>(c.stream); }
+dropout::Kernel kernel_of(const fa_dropout_call& c) {
+  return static_cast<dropout::Kernel>(c.kernel);
+}
 Scratch scratch_of(const fa_dropout_call& c) { return {c.scratch, std::size_t(c.scratch_bytes)}; }
 
 template <class T>
@@ -88,7 +92,8 @@ void backward_without(const fa_dropout_call& c, optimized::BackwardKernel kernel
 extern "C" const char* fa_dropout_forward(const fa_dropout_call* c) {
   return bench::as_c([&] {
     with_type(*c, [&]<class T>(T) {
-      dropout::forward(problem_of(*c), dropout_of(*c), forward_of<T>(*c), {stream_of(*c), {}});
+      dropout::forward(problem_of(*c), dropout_of(*c), forward_of<T>(*c),
+                       {stream_of(*c), scratch_of(*c), kernel_of(*c)});
     });
   });
 }
@@ -96,7 +101,7 @@ extern "C" const char* fa_dropout_backward(const fa_dropout_call* c) {
   return bench::as_c([&] {
     with_type(*c, [&]<class T>(T) {
       dropout::backward(problem_of(*c), dropout_of(*c), backward_of<T>(*c),
-                        {stream_of(*c), scratch_of(*c)});
+                        {stream_of(*c), scratch_of(*c), kernel_of(*c)});
     });
   });
 }

@@ -83,11 +83,17 @@ template <class T>
 struct Forwards {
   Dropout dropout;
   ForwardCase<T> c;
+  walk::Kernel kernel = walk::Kernel::fa2;
+  bool counts = false;  // hopper its tiles
 
   Forwards(const Spec& s, const Dropout& x) : dropout(x), c(told(s, x), true) {}
   void run(const Dropout* other = nullptr) {
+    const DeviceMemory four(sizeof(unsigned));
+    FA_CUDA_CHECK(cudaMemset(four.as<void>(), 0xff, four.bytes()));
+    walk::Options options{nullptr, {}, kernel};
+    if (counts) options.scratch = four;
     on_gpu_forward<T>([&](const Problem& p, const Forward<T>& t) {
-      walk::forward(p, other ? *other : dropout, as_device<Device<T>>(t));
+      walk::forward(p, other ? *other : dropout, as_device<Device<T>>(t), options);
     })(c.call());
   }
   std::string verdict() { return c.verdict(); }
@@ -98,6 +104,8 @@ template <class T>
 struct Backwards {
   Dropout dropout;
   BackwardCase<T> c;
+  walk::Kernel kernel = walk::Kernel::fa2;
+  bool deterministic = false;
   std::string fault;
 
   Backwards(const Spec& s, const Dropout& x) : dropout(x), c(told(s, x)) {}
@@ -109,7 +117,7 @@ struct Backwards {
     FA_CUDA_CHECK(cudaMemset(scratch.as<void>(), 0xff, scratch.bytes()));
     on_gpu_backward<T>([&](const Problem& p, const Backward<T>& t) {
       walk::backward(p, other ? *other : dropout, as_device<D>(t),
-                     {nullptr, {scratch.as<void>(), bytes}});
+                     {nullptr, {scratch.as<void>(), bytes}, kernel, deterministic});
     })(c.call());
     std::vector<unsigned char> behind(strip);
     FA_CUDA_CHECK(
@@ -210,11 +218,12 @@ TEST_F(dropout, KnownAnswers) {
 // What a kernel keeps, weight by weight: all scores are 0, so that P is 1 / Nk, and V has a 1 in
 // column j - j0 of row j for d keys at a time.
 template <class T>
-void same_as_on_the_CPU(Int d, Int Nq, Int Nk) {
+void same_as_on_the_CPU(Int d, Int Nq, Int Nk, walk::Kernel kernel) {
   const Spec s = sized_as(1, 2, 1, Nq, Nk, d);
   const Dropout x = with(0.4);
   for (Int j0 = 0; j0 < Nk; j0 += d) {
     Forwards<T> f(s, x);
+    f.kernel = kernel;
     f.c.Q.fill([](Int, Int, Int, Int) { return 0.; });
     f.c.V.fill([&](Int, Int, Int j, Int e) { return j - j0 == e ? 1. : 0.; });
     f.run();
@@ -229,11 +238,12 @@ void same_as_on_the_CPU(Int d, Int Nq, Int Nk) {
 // The owner of dK and dV shows it by dV: with a 1 in column i - i0 of row i of dO, element (j, i -
 // i0) of dV is weight (i, j). A head at a time, for dV is a sum over the group.
 template <class T>
-void same_in_the_owner_of_keys(Int d, Int Nq, Int Nk) {
+void same_in_the_owner_of_keys(Int d, Int Nq, Int Nk, walk::Kernel kernel) {
   const Spec s = sized_as(1, 1, 1, Nq, Nk, d);
   const Dropout x = with(0.4);
   for (Int i0 = 0; i0 < Nq; i0 += d) {
     Backwards<T> b(s, x);
+    b.kernel = kernel;
     b.c.Q.fill([](Int, Int, Int, Int) { return 0.; });
     b.c.LSE.fill([&](Int, Int, Int, Int) { return std::log(double(Nk)); });
     b.c.dO.fill([&](Int, Int, Int i, Int e) { return i - i0 == e ? 1. : 0.; });
@@ -248,11 +258,12 @@ void same_in_the_owner_of_keys(Int d, Int Nq, Int Nk) {
 // That of dQ: O = 0 makes D = 0, so dS = P dP if the weight is kept; V and dO of ones make dP = d
 // everywhere, and K has a 1 in column j - j0 of row j.
 template <class T>
-void same_in_the_owner_of_queries(Int d, Int Nq, Int Nk) {
+void same_in_the_owner_of_queries(Int d, Int Nq, Int Nk, walk::Kernel kernel) {
   const Spec s = sized_as(1, 1, 1, Nq, Nk, d);
   const Dropout x = with(0.4);
   for (Int j0 = 0; j0 < Nk; j0 += d) {
     Backwards<T> b(s, x);
+    b.kernel = kernel;
     const auto all = [](double value) { return [=](Int, Int, Int, Int) { return value; }; };
     b.c.Q.fill(all(0));
     b.c.O.fill(all(0));
@@ -269,10 +280,11 @@ void same_in_the_owner_of_queries(Int d, Int Nq, Int Nk) {
   }
 }
 template <class T>
-void same_everywhere(Int d, Int Nq, Int Nk) {
-  same_as_on_the_CPU<T>(d, Nq, Nk);
-  same_in_the_owner_of_keys<T>(d, Nq, Nk);
-  same_in_the_owner_of_queries<T>(d, Nq, Nk);
+void same_everywhere(Int d, Int Nq, Int Nk, walk::Kernel kernel = walk::Kernel::fa2) {
+  same_as_on_the_CPU<T>(d, Nq, Nk, kernel);
+  if (kernel == walk::Kernel::hopper && d > 128) return;
+  same_in_the_owner_of_keys<T>(d, Nq, Nk, kernel);
+  same_in_the_owner_of_queries<T>(d, Nq, Nk, kernel);
 }
 
 // Every shape of a tile: by head dimension, and in the forward by the mask (none here).
@@ -285,6 +297,129 @@ TEST_F(dropout, EveryKernelKeepsTheSame) {
   same_everywhere<bf16>(256, 70, 75);
 #endif
 }
+
+#ifndef FA_WITHOUT_HALF
+
+// ---- by hopper ----
+
+// Skipped where there is none.
+class HopperDropout {
+ public:
+  static bool missing() { return optimized::device_capability() != 90; }
+};
+#define FA_NEEDS_HOPPER() \
+  if (HopperDropout::missing()) GTEST_SKIP() << "hopper needs compute capability 9.0"
+
+template <class T>
+void right_by_hopper(const Spec& s, const Dropout& x) {
+  for (const bool counts : {false, true}) {
+    if (counts && s.p.causal == Causal::none && s.lengths.empty()) continue;
+    Forwards<T> f(s, x);
+    f.kernel = walk::Kernel::hopper;
+    f.counts = counts;
+    f.run();
+    EXPECT_EQ(f.verdict(), "") << "forward, p = " << x.p << ": " << s.name() << ", counts "
+                               << counts;
+  }
+  if (s.p.d > 128) return;
+  for (const bool in_turns : {false, true}) {
+    Backwards<T> b(s, x);
+    b.kernel = walk::Kernel::hopper;
+    b.deterministic = in_turns;
+    b.run();
+    EXPECT_EQ(b.verdict(), "") << "backward, p = " << x.p << ": " << s.name() << ", in turns "
+                               << in_turns;
+  }
+}
+
+// Each shape of a tile, with tiles that are not full, masks, lengths, groups of heads.
+TEST_F(dropout, HopperShapes) {
+  FA_NEEDS_HOPPER();
+  right_by_hopper<bf16>(sized_as(1, 2, 1, 200, 150, 64), with(0.3));
+  right_by_hopper<half>(sized_as(1, 2, 1, 70, 300, 128), with(0.3));
+  right_by_hopper<bf16>(sized_as(1, 1, 1, 140, 200, 256), with(0.3));
+  right_by_hopper<bf16>(sized_as(1, 2, 1, 300, 300, 64, Causal::bottom_right), with(0.1));
+  right_by_hopper<bf16>(sized_as(2, 2, 1, 140, 170, 72, Causal::top_left, {170, 33}), with(0.5));
+  right_by_hopper<half>(sized_as(2, 2, 2, 130, 90, 24, Causal::none, {0, 65}), with(0.2));
+}
+// Two tiles a block and more, and a group without rows: 192 rows a tile, or 128.
+TEST_F(dropout, HopperStays) {
+  FA_NEEDS_HOPPER();
+  right_by_hopper<bf16>(sized_as(2, 3, 1, 260, 130, 64), with(0.2));
+  right_by_hopper<bf16>(sized_as(3, 4, 2, 200, 130, 128, Causal::bottom_right), with(0.2));
+}
+TEST_F(dropout, HopperKeepsTheSame) {
+  FA_NEEDS_HOPPER();
+  same_everywhere<bf16>(64, 200, 150, walk::Kernel::hopper);
+  same_everywhere<half>(128, 140, 150, walk::Kernel::hopper);
+  same_everywhere<bf16>(256, 140, 75, walk::Kernel::hopper);
+}
+// A long row, so that the mask of its last tiles counts, and seeds from memory.
+TEST_F(dropout, HopperFromMemory) {
+  FA_NEEDS_HOPPER();
+  const Spec s = sized_as(1, 2, 1, 130, 140, 64, Causal::bottom_right);
+  std::uint64_t two[2] = {0xfedcba9876543210, (std::uint64_t(3) << 32) - 5};
+  const DeviceCopy copy({{two, sizeof two}});
+  const Dropout by_value = with(0.3, two[0], two[1] + 9), there{0.3, 0, 9, copy.at(two)};
+  Forwards<bf16> f(s, by_value);
+  f.kernel = walk::Kernel::hopper;
+  f.run(&there);
+  EXPECT_EQ(f.verdict(), "");
+  Backwards<bf16> b(s, by_value);
+  b.kernel = walk::Kernel::hopper;
+  b.run(&there);
+  EXPECT_EQ(b.verdict(), "");
+}
+// hopper is what the best is, wherever it can run; nothing dropped is the stage's own kernel.
+TEST_F(dropout, HopperIsTheBestOfItsCalls) {
+  FA_NEEDS_HOPPER();
+  for (Int d : {64, 128}) {
+    const Spec s = sized_as(1, 2, 1, 200, 150, d);
+    for (const double dropped : {0., 0.25}) {
+      Forwards<bf16> f(s, with(dropped));
+      f.kernel = walk::Kernel::hopper;
+      f.run();
+      const std::vector<char> O = f.bits();
+      f.c.O.poison();
+      if (dropped == 0) {
+        on_gpu_forward<bf16>([&](const Problem& p, const Forward<bf16>& t) {
+          optimized::Options options;
+          options.kernel = optimized::Kernel::hopper;
+          optimized::forward(p, as_device<__nv_bfloat16>(t), options);
+        })(f.c.call());
+      } else {
+        f.kernel = walk::Kernel::best;
+        f.run();
+      }
+      EXPECT_TRUE(f.bits() == O) << d << ", p = " << dropped;
+    }
+    Backwards<bf16> b(s, with(0.25));
+    b.kernel = walk::Kernel::hopper;
+    b.deterministic = true;
+    b.run();
+    const std::vector<char> gradients = b.bits();
+    b.kernel = walk::Kernel::best;
+    b.run();
+    EXPECT_TRUE(b.bits() == gradients) << d;
+  }
+}
+TEST_F(dropout, HopperRefusesInWords) {
+  FA_NEEDS_HOPPER();
+  const auto why = [](Int d, bool back) {
+    const Spec s = sized_as(1, 1, 1, 20, 20, d);
+    Forwards<bf16> f(s, with(0.1));
+    Backwards<bf16> b(s, with(0.1));
+    f.kernel = b.kernel = walk::Kernel::hopper;
+    return refusal([&] { back ? b.run() : f.run(); });
+  };
+  expect_words(why(20, false), {"dropout: hopper wants keys, d a multiple of 8"});
+  expect_words(why(20, true), {"dropout: hopper wants queries and keys, d a multiple of 8"});
+  expect_words(why(136, true), {"dropout: hopper's backward takes d up to 128, got 136"});
+  Forwards<bf16> f(sized_as(1, 1, 1, 20, 20, 16), with(0.1));
+  f.kernel = walk::Kernel(7);
+  expect_words(refusal([&] { f.run(); }), {"dropout: kernel has the unknown value 7"});
+}
+#endif
 
 // ---- without dropout ----
 
@@ -756,7 +891,11 @@ TEST_F(dropout, NothingToDo) {
 TEST_F(dropout, ScratchIsCounted) {
   const Problem p = sized_as(2, 4, 2, 130, 50, 16).p;
   EXPECT_EQ(walk::scratch_bytes<float>(p), 2u * 4 * 130 * 4);
-  EXPECT_EQ(walk::scratch_bytes<__half>(p), 2u * 4 * 256 * 8);
+  // LSE2 and D; on 9.0 hopper's sums, turns and counter as well.
+  EXPECT_EQ(walk::scratch_bytes<__half>(p),
+            optimized::device_capability() == 90
+                ? optimized::backward_scratch_bytes(p, {optimized::BackwardKernel::hopper, true})
+                : 2u * 4 * 256 * 8);
 }
 
 // ---- what only the CPU can do, or only a GPU ----

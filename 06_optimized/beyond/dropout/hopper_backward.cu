@@ -1,0 +1,375 @@
+// The backward's hopper with dropout, d up to 128. What TMA cannot bring is swizzle.cu's; without
+// dropout it is backward/hopper.cu's.
+//
+// Roles, barriers and steps are those of backward/hopper.cu. A warp has 16 keys, and a call of
+// Philox serves two of them and four queries of each thread: nobody draws in vain. P goes into dV
+// with dropped weights 0, and into dS as it is: dS = P (M dP / (1 - p) - D).
+//
+//   compute         as hopper's, which also draws, while S is under way
+//   not_for_hopper  what is left to swizzle
+#include <algorithm>
+#include <cfloat>
+#include <climits>
+#include <string>
+
+#include "06_optimized/backward/backward.hpp"
+#include "06_optimized/backward/bring.cuh"
+#include "06_optimized/backward/shapes.cuh"
+#include "06_optimized/backward/steps.cuh"
+#include "06_optimized/beyond/dropout/keep.cuh"
+#include "06_optimized/ptx/add.cuh"
+#include "06_optimized/ptx/mma.cuh"
+#include "06_optimized/ptx/tma.cuh"
+#include "06_optimized/ptx/wgmma.cuh"
+
+namespace fa::dropout {
+namespace {
+
+using namespace optimized;
+
+// ---- the warps that move data ----
+
+// Says what comes, and brings it: of each tile the keys, with the first queries that meet them.
+template <class Tiles, class T>
+__device__ void load(optimized::Shared<Tiles, T>& shared, const Maps& maps, const Problem& p,
+                     const Passed& passed, const KeyTiles& tiles) {
+  Ring<Tiles::stages> q;
+  Ring<Tiles::keys> kv;
+  // In the order in which blocks begin, or none may wait for another: taken as late as can be.
+  const auto next = [&](int else_this) {
+    return Tiles::stays && passed.taken ? int(atomicAdd(passed.taken, 1u)) : else_this;
+  };
+  for (int number = next(blockIdx.x);; kv.next()) {
+    wait(&shared.KV_free[kv.at], kv.phase ^ 1);
+    KeyTile<Tiles>& tile = shared.tile[kv.at];
+    if (number >= tiles.count) {
+      tile.steps = -1;
+      arrive(&shared.tile_full[kv.at]);
+      break;
+    }
+    tile = KeyTile<Tiles>(p, passed, tiles, number);
+    arrive(&shared.tile_full[kv.at]);
+    Walk walk(tile);
+    for (int n = 0; n < tile.steps; ++n, walk.next(int(p.Nq)), q.next()) {
+      const struct { int b, h, i0, j0; } at{tile.b, tile.h + walk.h, walk.i0, tile.j0};
+      const int row = walk.row(passed);
+      const int more = n == 0 ? int(sizeof shared.K[0]) : 0;  // S need not wait for V
+      Barrier *const Q_full = &shared.Q_full[q.at], *const dO_full = &shared.dO_full[q.at];
+      wait(&shared.Q_free[q.at], q.phase ^ 1);
+      shared.row[q.at] = row;
+      optimized::bring(shared.Q[q.at], maps.Q, shared.LSE2[q.at], passed.LSE2 + row, Q_full, at,
+                       more);
+      if (n == 0) bring_keys<Tiles::Bc>(shared.K[kv.at], maps.K, Q_full, tile.hk, at);
+      wait(&shared.dO_free[q.at], q.phase ^ 1);
+      optimized::bring(shared.dO[q.at], maps.dO, shared.D_i[q.at], passed.D + row, dO_full, at,
+                       more);
+      if (n == 0) bring_keys<Tiles::Bc>(shared.V[kv.at], maps.V, dO_full, tile.hk, at);
+    }
+    if (!Tiles::stays) break;
+    number = next(INT_MAX);
+  }
+}
+
+// One warp for each group's part of dQ: adds it up in global memory, or sees to it that the group
+// does so when it is its turn.
+template <class Tiles, class T>
+__device__ void push(optimized::Shared<Tiles, T>& shared, const Problem& p, const Passed& passed,
+                     const KeyTiles& tiles, int group) {
+  Ring<Tiles::keys> kv;
+  for (;; kv.next()) {
+    wait(&shared.tile_full[kv.at], kv.phase);
+    const KeyTile<Tiles> tile = shared.tile[kv.at];
+    if (tile.steps < 0) break;
+    Walk walk(tile);
+    const int length = int(Mask(p, tile.b).length);
+#pragma unroll 1
+    for (int n = 0; n < tile.steps; ++n, walk.next(int(p.Nq))) {
+      const int block = walk.row(passed) / 64 * (Tiles::D / 64) + group;
+      int* const turn = Tiles::in_order ? passed.turn + block : nullptr;
+      const int n_before = walk.turn(tiles, length, int(p.Nq));
+      if (Tiles::adds_dQ) wait_turn(turn, n_before);
+      arrive(dQ_free + group, with_pusher);  // the first time at once: nothing is in it yet
+      sync(dQ_full + group, with_pusher);
+      if (elected()) {
+        if (!Tiles::adds_dQ) {
+          if (Tiles::in_order) wait_turn(turn, n_before);
+          float* const sums = passed.dQ + std::int64_t(block) * square;
+          if (Tiles::in_order && n_before == 0)
+            bulk_store(sums, shared.dQ[group], int(sizeof shared.dQ[0]));
+          else
+            bulk_add(sums, shared.dQ[group], int(sizeof shared.dQ[0]));
+          tma_commit();
+          Tiles::in_order ? tma_wait() : tma_wait_read();
+        }
+        if (Tiles::in_order) pass_turn(turn);
+      }
+      __syncwarp();
+    }
+    if (!Tiles::stays) break;
+    arrive(&shared.KV_free[kv.at]);
+  }
+}
+
+// ---- the warpgroups that compute, 64 keys each ----
+// S, P, dP and dS are held transposed, a row for each key: steps.cuh.
+
+// The answers of a thread: bit i % 32 of words[i / 32] is about number i of P.
+template <int n>
+struct Kept {
+  std::uint32_t words[n / 32];
+  __device__ bool operator[](int i) const { return words[i / 32] >> i % 32 & 1; }
+};
+
+// M P, rounded
+template <class T, int n>
+__device__ void round_kept(std::uint32_t (&rounded)[n / 8][4], const float (&P)[n],
+                           const Kept<n>& kept) {
+#pragma unroll
+  for (int i = 0; i < n; i += 2) {
+    std::uint32_t& two = rounded[i / 8][i / 2 % 4] = rounded_pair<T>(P[i], P[i + 1]);
+    if (!kept[i]) two &= 0xffff0000;
+    if (!kept[i + 1]) two &= 0xffff;
+  }
+}
+
+// M dP / (1 - p), in place of dP
+template <int n>
+__device__ void drop(float (&dP)[n], const Kept<n>& kept, float factor) {
+#pragma unroll
+  for (int i = 0; i < n; ++i) dP[i] = kept[i] ? factor * dP[i] : 0;
+}
+
+template <bool masked, class Tiles, class T>
+__device__ void compute(optimized::Shared<Tiles, T>& shared, const Maps& maps, const Problem& p,
+                        const Draw& draw, const Passed& passed, const KeyTiles& tiles,
+                        float scale) {
+  constexpr int D = Tiles::D, Br = Tiles::Br, Bc = Tiles::Bc;
+  const int group = uniform(threadIdx.x / 128) - 1, thread = threadIdx.x % 128;
+  const int warp = thread / 32, lane = thread % 32;
+  const bool leader = masked ? lane == 0 : thread == 0;  // says that a buffer has been read
+  // exp(scale x) = 2^(c x). With a factor of 0 a hidden score would be as good as any.
+  const float c = scale == 0 ? FLT_MIN : scale * log2_e;
+  Ring<Tiles::stages> q;
+  Ring<Tiles::keys> kv;
+
+  // S_ij = Q_i K_j^T,  dP_ij = dO_i V_j^T
+  const auto issue_pairs = [&](float(&C)[Br / 2], const T* keys, const T* queries) {
+    forget(C);
+    wgmma_fence();
+    multiply_transposed<T, D, Bc, Br>(C, keys, queries);
+    wgmma_commit();
+  };
+  // dV_j += sum_i P_ij dO_i,  dK_j += sum_i dS_ij Q_i
+  const auto issue_sum = [&](float(&sum)[D / 2], const std::uint32_t(&A)[Br / 16][4], const T* X) {
+    wgmma_fence();
+    multiply_add<T, Br>(sum, A, X);
+    wgmma_commit();
+  };
+  // dQ_i = sum_j dS_ij K_j of all keys of the block, 64 x 64: half of the rows or of the columns
+  const auto issue_dQ = [&](float(&dQ)[32], int buffer) {
+    forget(dQ);
+    wgmma_fence();
+    const int half = D == 64 ? group * square : group * Bc * 64;
+    multiply<T, Bc, Br>(dQ, shared.dS[buffer] + (D == 64 ? half : 0),
+                        shared.K[kv.at] + (D == 64 ? 0 : half));
+    wgmma_commit();
+  };
+  // dQ, whose tile begins at this row, into global memory; in order, the first one stores
+  const auto add_up = [&](const float(&dQ)[32], std::int64_t first_row, bool is_first) {
+    if constexpr (Tiles::adds_dQ) {
+      float* const to = passed.dQ + first_row * D + group * square + thread * 4;
+      if (Tiles::in_order) sync(dQ_free + group, with_pusher);
+      add_dQ(to, dQ, Tiles::in_order && is_first);
+      if (Tiles::in_order) arrive(dQ_full + group, with_pusher);
+      return;
+    }
+    sync(dQ_free + group, with_pusher);
+    put_dQ(shared.dQ[group], dQ, thread);
+    fence_async();
+    arrive(dQ_full + group, with_pusher);
+  };
+
+  for (;; kv.next()) {
+    wait(&shared.tile_full[kv.at], kv.phase);
+    const KeyTile<Tiles>& tile = shared.tile[kv.at];
+    const int steps = tile.steps;
+    if (steps < 0) break;
+    T* const K = shared.K[kv.at] + group * square;  // the group's keys, of each box
+    T* const V = shared.V[kv.at] + group * square;
+    const int j = tile.j0 + 64 * group;  // the group's first key
+    const Mask mask(p, tile.b);
+    const SeenFrom seen(mask, j, warp, lane);
+    float dK[D / 2] = {}, dV[D / 2] = {};
+    settle(dK);
+    settle(dV);
+    if (steps > 0) {
+      wait(&shared.Q_full[q.at], q.phase);
+      // Keys past the length may hold anything, and 0 times NaN is NaN.
+      if (const int here = int(mask.length) - j; here < 64 && mask.length < p.Nk) {
+        wait(&shared.dO_full[q.at], q.phase);
+        clear_keys<Bc, D>(K, V, max(here, 0), thread);
+        fence_async();
+        sync(alone + group, 128);
+      }
+      float S[Br / 2];
+      issue_pairs(S, K, shared.Q[q.at]);
+      int buffer = 0, before = 2;
+      // Where the walk is; where the rows of the step before begin; did nobody add to them before?
+      const int until = tile.until(tiles, int(mask.length), int(p.Nq));
+      int i0 = tile.first, row_before = 0, h = tile.h;
+      bool first_before = false;
+#pragma unroll 1
+      for (int n = 0; n < steps; ++n) {
+        static_assert(Tiles::stages == 2);  // the other buffer is now ^ 1
+        const int now = q.at;
+        float P[Br / 2], dP[Br / 2], dQ[32];
+        std::uint32_t rounded_P[Br / 16][4], rounded_dS[Br / 16][4];
+        Kept<Br / 2> kept;
+#pragma unroll
+        for (int word = 0; word < Br / 64; ++word) {
+          std::uint32_t bits[1];
+          Keep(draw, std::int64_t(tile.b) * p.Hq + h)
+              .transposed<1, 8>(bits, i0 + 64 * word + 2 * (lane % 4), j + 16 * warp + lane / 4);
+          kept.words[word] = bits[0];
+        }
+        wgmma_wait<0>(S);  // and dK of the step before
+        if (masked) __syncwarp();
+        if (leader && n > 0) arrive(&shared.Q_free[now ^ 1]);
+        if (masked && i0 < seen.all)
+          hide(S, seen.hidden(i0, lane).of_key, c < 0 ? INFINITY : -INFINITY);
+        wait(&shared.dO_full[now], q.phase);
+        issue_pairs(dP, V, shared.dO[now]);
+        exponentials(P, S, c, shared.LSE2[now], lane);
+        round_kept<T>(rounded_P, P, kept);
+        if (!Tiles::late_dV) issue_sum(dV, rounded_P, shared.dO[now]);
+        // dS, with d = 128 while dV is under way. Its buffer is free: the other group is done with
+        // the step before the last, since it has written dS of the last one.
+        if (n > 0) sync(ready(group ^ 1, n - 1), both);
+        wgmma_wait<Tiles::late_dV ? 0 : 1>(dP);
+        drop(dP, kept, draw.factor);
+        to_dS(dP, P, shared.D_i[now], lane);
+        round_to<T>(rounded_dS, dP);
+        put_dS(shared.dS[buffer] + group * Br * 64, rounded_dS, warp, lane);
+        fence_async();  // and LSE2 and D_i have been read: the copy engine may write there
+        arrive(ready(group, n), both);
+        if (Tiles::late_dV) issue_sum(dV, rounded_P, shared.dO[now]);
+        // dQ of the step before, of which both have written dS; in the first step nobody wants it.
+        issue_dQ(dQ, before);
+        before = buffer;
+        buffer = buffer == 2 ? 0 : buffer + 1;
+        issue_sum(dK, rounded_dS, shared.Q[now]);
+        wgmma_wait<1>(dQ);  // and dV
+        if (masked) __syncwarp();
+        if (leader) arrive(&shared.dO_free[now]);
+        if (n > 0) add_up(dQ, row_before, first_before);
+        row_before = shared.row[now];
+        if (Tiles::in_order) first_before = i0 < until;
+        // S of the next step; after the last one the same again, and nobody looks at it.
+        q.next();
+        const bool more = n + 1 < steps;
+        if (more) wait(&shared.Q_full[q.at], q.phase);
+        if ((i0 += Br) >= p.Nq) i0 = tile.first, ++h;
+        issue_pairs(S, K, shared.Q[more ? q.at : now]);
+      }
+      wgmma_wait<0>(S);
+      if (masked) __syncwarp();
+      if (leader) arrive(&shared.Q_free[q.at ^ 1]);
+      float dQ[32];
+      sync(ready(group ^ 1, steps - 1), both);
+      issue_dQ(dQ, before);
+      wgmma_wait<0>(dQ);
+      add_up(dQ, row_before, first_before);
+    }
+    settle(dK);
+    settle(dV);
+    // dK scaled, dV / (1 - p), and both leave, through what were K and V.
+#pragma unroll
+    for (int i = 0; i < D / 2; ++i) dK[i] *= scale, dV[i] *= draw.factor;
+    sync(meeting, both);  // nobody reads K any more
+    store_sums<Bc>(maps, K, V, dK, dV, warp, lane, j, tile.hk, tile.b);
+    if (!Tiles::stays) break;
+    arrive(&shared.KV_free[kv.at]);
+    __syncwarp();
+  }
+}
+
+template <bool masked, class Tiles, class T>
+__global__ void __launch_bounds__(Tiles::threads, 1)
+    hopper_kernel(const __grid_constant__ Maps maps, const __grid_constant__ Problem p,
+                  const __grid_constant__ Draw draw, const __grid_constant__ Passed passed,
+                  float scale, const __grid_constant__ KeyTiles tiles) {
+  auto& shared = FA_DYNAMIC_SHARED(optimized::Shared<Tiles, T>);
+  if (threadIdx.x == 0) {
+    constexpr int readers = masked ? 4 * Tiles::groups : Tiles::groups;  // warps, or groups
+    init(shared.Q_full, shared.Q_free, readers);
+    init(shared.dO_full, shared.dO_free, readers);
+    init(shared.tile_full, shared.KV_free, (Tiles::in_order ? 160 : 128) * Tiles::groups);
+    fence_barriers();
+  }
+  __syncthreads();
+  if (uniform(threadIdx.x / 128) == 0) {
+    give_registers<24>();
+    const int warp = uniform(threadIdx.x / 32);
+    if (warp < Tiles::groups && (Tiles::in_order || !Tiles::adds_dQ))
+      push(shared, p, passed, tiles, warp);
+    else if (warp == Tiles::groups && elected())
+      load(shared, maps, p, passed, tiles);
+  } else {
+    take_registers<240>();
+    compute<masked>(shared, maps, p, draw, passed, tiles, scale);
+  }
+}
+
+template <bool masked, class Tiles, class T>
+void launch(const Problem& p, const Draw& draw, const Backward<T>& t, float scale,
+            const Passed& passed, cudaStream_t stream) {
+  const Maps maps = maps_of<Tiles::Br, Tiles::Bc>(p, t);
+  const KeyTiles tiles = key_tiles_of<Tiles>(p);
+  const auto kernel = hopper_kernel<masked, Tiles, T>;
+  constexpr std::size_t shared_bytes = sizeof(optimized::Shared<Tiles, T>);
+  static_assert(shared_bytes <= most_shared);
+  allow_shared_memory(kernel, shared_bytes);
+  const bool stay = Tiles::stays && passed.taken;
+  const int blocks = stay ? std::min(processors(), tiles.count) : tiles.count;
+  launch_before(p, t, passed, stream);
+  FA_LAUNCH(kernel, dim3(unsigned(blocks)), dim3(Tiles::threads), shared_bytes, stream, maps, p,
+            draw, passed, scale, tiles);
+  launch_after(p, t, scale, passed, stream);
+}
+
+}  // namespace
+
+// Why these kernels do not take a call, or "".
+template <class T>
+std::string not_for_hopper(const Problem& p, const Backward<T>& t) {
+  if (p.d > 128) return "hopper's backward takes d up to 128, got " + std::to_string(p.d);
+  const auto queries = [&](const auto& X) { return has_tensor_map(X, p.B, p.Hq, p.Nq); };
+  const auto keys = [&](const auto& X) { return has_tensor_map(X, p.B, p.Hkv, p.Nk); };
+  const bool maps = p.Hq > 0 && p.Nq > 0 && p.Nk > 0 && p.d % 8 == 0 && queries(t.Q) &&
+                    queries(t.dO) && keys(t.K) && keys(t.V) && keys(t.dK) && keys(t.dV);
+  return maps ? ""
+              : "hopper wants queries and keys, d a multiple of 8, rows at multiples of 16 bytes";
+}
+
+template <class T>
+void launch_hopper(const Problem& p, const Draw& draw, const Backward<T>& t, float scale,
+                   const Passed& passed, cudaStream_t stream) {
+  if (draw.threshold == 0x10000) return launch_backward_hopper(p, t, scale, passed, stream);
+  const bool masked = p.causal != Causal::none || p.key_lengths || p.Nk % 128 != 0;
+  const auto run = [&](auto sizes) {
+    using Tiles = decltype(sizes);
+    (masked ? launch<true, Tiles, T> : launch<false, Tiles, T>)(p, draw, t, scale, passed, stream);
+  };
+  if (p.d <= 64) return passed.turn ? run(Sizes<64, true>()) : run(Sizes<64, false>());
+  passed.turn ? run(Sizes<128, true>()) : run(Sizes<128, false>());
+}
+
+#define FA_FOR(T)                                                                     \
+  template std::string not_for_hopper(const Problem&, const Backward<T>&);            \
+  template void launch_hopper(const Problem&, const Draw&, const Backward<T>&, float, \
+                              const Passed&, cudaStream_t)
+FA_FOR(__half);
+FA_FOR(__nv_bfloat16);
+#undef FA_FOR
+
+}  // namespace fa::dropout
