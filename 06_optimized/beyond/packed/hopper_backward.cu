@@ -218,11 +218,11 @@ __device__ void compute(Here<Tiles, T>& shared, const Maps& maps, const Problem&
       const int first = tile.first;
       int i0 = first;  // where the walk is
       came(&shared.Q_full[q.at], q.phase, shared.Q[q.at], Nq - i0);
-      if (keys < 64) {
+      if (keys < Bc - 64 * group) {  // of the block, fewer than it has room for
         wait(&shared.dO_full[q.at], q.phase);
         clear_keys<Bc, D>(K, V, max(keys, 0), thread);
         fence_async();
-        sync(alone + group, 128);
+        sync(meeting, both);  // the other group's dQ reads them, too, even in the first step
       }
       float S[Br / 2];
       issue_pairs(S, K, shared.Q[q.at]);
