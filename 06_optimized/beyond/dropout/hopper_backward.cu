@@ -129,6 +129,7 @@ __device__ void round_kept(std::uint32_t (&rounded)[n / 8][4], const float (&P)[
     std::uint32_t& two = rounded[i / 8][i / 2 % 4] = rounded_pair<T>(P[i], P[i + 1]);
     if (!kept[i]) two &= 0xffff0000;
     if (!kept[i + 1]) two &= 0xffff;
+    asm volatile("" : "+r"(two));  // before the products' fence: ptxas would put in another one
   }
 }
 
@@ -198,18 +199,19 @@ __device__ void compute(optimized::Shared<Tiles, T>& shared, const Maps& maps, c
     T* const V = shared.V[kv.at] + group * square;
     const int j = tile.j0 + 64 * group;  // the group's first key
     const Mask mask(p, tile.b);
-    const SeenFrom seen(mask, j, warp, lane);
+    const int seen_by_all = SeenFrom(mask, j, warp, lane).all;
     float dK[D / 2] = {}, dV[D / 2] = {};
     settle(dK);
     settle(dV);
     if (steps > 0) {
       wait(&shared.Q_full[q.at], q.phase);
-      // Keys past the length may hold anything, and 0 times NaN is NaN.
-      if (const int here = int(mask.length) - j; here < 64 && mask.length < p.Nk) {
+      // Keys past the length may hold anything, and 0 times NaN is NaN. The other group's dQ reads
+      // them, too, even in the first step.
+      if (const int here = int(mask.length) - j; here < Bc - 64 * group && mask.length < p.Nk) {
         wait(&shared.dO_full[q.at], q.phase);
         clear_keys<Bc, D>(K, V, max(here, 0), thread);
         fence_async();
-        sync(alone + group, 128);
+        sync(meeting, both);
       }
       float S[Br / 2];
       issue_pairs(S, K, shared.Q[q.at]);
@@ -235,8 +237,10 @@ __device__ void compute(optimized::Shared<Tiles, T>& shared, const Maps& maps, c
         wgmma_wait<0>(S);  // and dK of the step before
         if (masked) __syncwarp();
         if (leader && n > 0) arrive(&shared.Q_free[now ^ 1]);
-        if (masked && i0 < seen.all)
+        if (masked && i0 < seen_by_all) {  // anew, since registers are short
+          const SeenFrom seen(Mask(p, tile.b), j, warp, lane);
           hide(S, seen.hidden(i0, lane).of_key, c < 0 ? INFINITY : -INFINITY);
+        }
         wait(&shared.dO_full[now], q.phase);
         issue_pairs(dP, V, shared.dO[now]);
         exponentials(P, S, c, shared.LSE2[now], lane);
