@@ -286,8 +286,10 @@ def groups(r: Results, p: Pass) -> Table | None:
     for d, causal in SIZES:
         where = {"what": p.what, "d": d, "causal": causal, "G": 8, "chip": "hot", "dtype": "bf16"}
         rival = group(r.select(stage="peer", variant="cudnn", **where), "N")
+        other = group(r.select(stage="peer", variant="fa3", **where), "N")
         by = group(r.select(stage="stage06", variant=next(iter(p.final)), **where), "N")
-        cells = [f"{significant(1e-12 * median(by[n], 'flops'))} ({ratio(rival[n], by[n], 'time').mid:.2f})"
+        cells = [f"{significant(1e-12 * median(by[n], 'flops'))} ({ratio(rival[n], by[n], 'time').mid:.2f}"
+                 + (f" / {ratio(other[n], by[n], 'time').mid:.2f})" if n in other else ")")
                  if n in rival and n in by else "–" for n in ns]
         if any(cell != "–" for cell in cells):
             lines.append([f"{d}", MASK[causal], *cells])
