@@ -110,12 +110,28 @@ __device__ void load(Shared<Tiles, T>& shared, const ForwardMaps& maps, const Pr
 
 // ---- the warpgroups that compute, 64 rows each ----
 
-// P_ij = 0 where it is dropped: bit i / 2 of kept[i % 2] is about number i.
+// Ones where the sign bit of a byte is set: in the lower half that of byte n of `lower`, in the
+// upper one that of byte n of `upper`. One instruction.
+__device__ inline std::uint32_t ones(std::uint32_t lower, std::uint32_t upper, int n) {
+#ifdef FA_EMULATED
+  return (lower >> (8 * n + 7) & 1) * 0xffffu | (upper >> (8 * n + 7) & 1) * 0xffff0000u;
+#else
+  std::uint32_t mask;
+  asm("prmt.b32 %0, %1, %2, %3;" : "=r"(mask) : "r"(lower), "r"(upper), "r"(0xcc88 + n * 0x1111));
+  return mask;
+#endif
+}
+
+// P_ij = 0 where it is dropped. Bit i of kept[0] is about the lower number of pair i, that of
+// kept[1] about the upper one.
 template <int n>
-__device__ void drop(float (&P)[n], const std::uint32_t (&kept)[2]) {
+__device__ void drop(std::uint32_t (&P)[n][4], const std::uint32_t (&kept)[2]) {
 #pragma unroll
-  for (int i = 0; i < n; ++i)
-    if (!(kept[i % 2] >> i / 2 & 1)) P[i] = 0;
+  for (int bit = 0; bit < 8; ++bit) {
+    const std::uint32_t lower = kept[0] << (7 - bit), upper = kept[1] << (7 - bit);
+#pragma unroll
+    for (int i = bit; i < 4 * n; i += 8) P[i / 4][i % 4] &= ones(lower, upper, i / 8);
+  }
 }
 
 template <class Tiles, class T>
@@ -197,8 +213,8 @@ __device__ void compute(Shared<Tiles, T>& shared, const ForwardMaps& maps, const
       give_back<Tiles>(&shared.K_free[kv.at]);
       hide(S, visible, j * Bc);
       fast_softmax<Tiles::branch>(S, c, maxima, l, alpha);
-      drop(S, kept);
       round_to<T>(P, S);
+      drop(P, kept);
     }
     if (const int seen = task.length - j * Bc; task.length < p.Nk && seen < Bc) {
       wait(&shared.V_full[kv.at], kv.phase);
@@ -228,11 +244,11 @@ __device__ void compute(Shared<Tiles, T>& shared, const ForwardMaps& maps, const
       give_back<Tiles>(&shared.K_free[kv.at]);
       if constexpr (decltype(masked)::value) hide(S, visible, j * Bc);
       fast_softmax<Tiles::branch>(S, c, maxima, l, alpha);
-      drop(S, kept);
       wgmma_wait<0>(O);
       give_back<Tiles>(&shared.V_free[before.at]);
       if (!Tiles::scale_under_S) scale_rows(O, alpha);
       round_to<T>(P, S);
+      drop(P, kept);
     };
     --j;
 #pragma unroll 1

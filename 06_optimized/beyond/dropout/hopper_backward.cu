@@ -118,6 +118,11 @@ template <int n>
 struct Kept {
   std::uint32_t words[n / 32];
   __device__ bool operator[](int i) const { return words[i / 32] >> i % 32 & 1; }
+  // What ptxas has found out about single bits: it would keep that in registers.
+  __device__ void forget() {
+#pragma unroll
+    for (std::uint32_t& word : words) asm volatile("" : "+r"(word));
+  }
 };
 
 // M P, rounded
@@ -245,6 +250,7 @@ __device__ void compute(optimized::Shared<Tiles, T>& shared, const Maps& maps, c
         issue_pairs(dP, V, shared.dO[now]);
         exponentials(P, S, c, shared.LSE2[now], lane);
         round_kept<T>(rounded_P, P, kept);
+        kept.forget();
         if (!Tiles::late_dV) issue_sum(dV, rounded_P, shared.dO[now]);
         // dS, with d = 128 while dV is under way. Its buffer is free: the other group is done with
         // the step before the last, since it has written dS of the last one.

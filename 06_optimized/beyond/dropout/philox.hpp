@@ -20,14 +20,25 @@ struct Words {
   }
 };
 
+// x y, all 64 bits. In C++ ptxas would add a zero to the upper half, an instruction.
+FA_HOST_DEVICE inline std::uint64_t wide_product(std::uint32_t x, std::uint32_t y) {
+#ifdef __CUDA_ARCH__
+  std::uint64_t all;
+  asm("mul.wide.u32 %0, %1, %2;" : "=l"(all) : "r"(x), "r"(y));
+  return all;
+#else
+  return std::uint64_t(x) * y;
+#endif
+}
+
 // [quote philox]
 FA_HOST_DEVICE inline Words philox(Words counter, std::uint32_t key0, std::uint32_t key1) {
 #ifdef __CUDA_ARCH__
 #pragma unroll
 #endif
   for (int round = 0; round < 10; ++round) {
-    const std::uint64_t a = std::uint64_t(0xD2511F53) * counter.x;
-    const std::uint64_t b = std::uint64_t(0xCD9E8D57) * counter.z;
+    const std::uint64_t a = wide_product(0xD2511F53, counter.x);
+    const std::uint64_t b = wide_product(0xCD9E8D57, counter.z);
     counter = {std::uint32_t(b >> 32) ^ counter.y ^ key0, std::uint32_t(b),
                std::uint32_t(a >> 32) ^ counter.w ^ key1, std::uint32_t(a)};
     key0 += 0x9E3779B9;

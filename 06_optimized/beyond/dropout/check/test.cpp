@@ -131,12 +131,14 @@ struct Backwards {
 };
 
 template <class T>
-void both_right(const Spec& s, const Dropout& x) {
+void both_right(const Spec& s, const Dropout& x, walk::Kernel kernel = walk::Kernel::fa2) {
   Forwards<T> f(s, x);
+  f.kernel = kernel;
   f.run();
   EXPECT_EQ(f.verdict(), "") << "forward, p = " << x.p << ": " << s.name() << ", " << sizeof(T)
                              << " bytes";
   Backwards<T> b(s, x);
+  b.kernel = kernel;
   b.run();
   EXPECT_EQ(b.verdict(), "") << "backward, p = " << x.p << ": " << s.name() << ", " << sizeof(T)
                              << " bytes";
@@ -146,6 +148,13 @@ void all_right(const Spec& s, const Dropout& x) {
 }
 
 class dropout : public GpuTest {};  // the tests' name is the walk's
+
+// fa2, and hopper where there is one for such numbers.
+template <class T>
+std::vector<walk::Kernel> who_takes() {
+  if (sizeof(T) == 4 || optimized::device_capability() != 90) return {walk::Kernel::fa2};
+  return {walk::Kernel::fa2, walk::Kernel::hopper};
+}
 
 // ---- O and its gradients ----
 
@@ -161,8 +170,9 @@ TEST_F(dropout, Problems) {
     const Dropout x = with(n % 2 ? 0.1 : 0.5, n, 1000 * n);
     if (meets(n, 0)) both_right<float>(s, x);
 #ifndef FA_WITHOUT_HALF
-    if (meets(n, 1)) both_right<half>(s, x);
-    if (meets(n, 2)) both_right<bf16>(s, x);
+    const walk::Kernel kernel = n % 2 ? walk::Kernel::best : walk::Kernel::fa2;
+    if (meets(n, 1)) both_right<half>(s, x, kernel);
+    if (meets(n, 2)) both_right<bf16>(s, x, kernel);
 #endif
     ++n;
   }
@@ -345,8 +355,14 @@ TEST_F(dropout, HopperShapes) {
 // Two tiles a block and more, and a group without rows: 192 rows a tile, or 128.
 TEST_F(dropout, HopperStays) {
   FA_NEEDS_HOPPER();
-  right_by_hopper<bf16>(sized_as(2, 2, 1, 260, 70, 64), with(0.2));
-  right_by_hopper<bf16>(sized_as(2, 4, 2, 200, 70, 128, Causal::bottom_right), with(0.2));
+  const Int B = sized(70, 2);  // 132 SMs, or the emulator's two
+  right_by_hopper<bf16>(sized_as(B, 2, 1, 260, 70, 64), with(0.2));
+  right_by_hopper<bf16>(sized_as(B, 4, 2, 200, 70, 128, Causal::bottom_right), with(0.2));
+  // With a mask three groups run from 1,025 keys on.
+  Forwards<bf16> f(sized_as(1, 1, 1, 140, 1060, 64, Causal::bottom_right), with(0.2));
+  f.kernel = walk::Kernel::hopper;
+  f.run();
+  EXPECT_EQ(f.verdict(), "");
 }
 TEST_F(dropout, HopperKeepsTheSame) {
   FA_NEEDS_HOPPER();
@@ -743,57 +759,69 @@ TEST_F(dropout, AnyProblem) {
 // NaN in a key reaches exactly the rows that see it, whether they keep it or not: l has it.
 TEST_F(dropout, NaNStaysWhereItIsSeen) {
   each_type([]<class T>(T) {
-    for (const bool in_key : {true, false}) {
-      Forwards<T> f(sized_as(1, 1, 1, 80, 80, 16, Causal::top_left), with(0.5));
-      Buffer<T>& x = in_key ? f.c.K : f.c.Q;
-      const Buffer<T> before = x;
-      x.fill([&](Int, Int, Int j, Int e) {
-        return j == 37 && e == 3 ? std::nan("") : double(before.at(0, 0, j, e));
-      });
-      f.run();
-      for (Int i = 0; i < 80; ++i)
-        EXPECT_EQ(std::isnan(float(f.c.O.at(0, 0, i, 0))), in_key ? i >= 37 : i == 37) << i;
-    }
+    for (const walk::Kernel kernel : who_takes<T>())
+      for (const bool in_key : {true, false}) {
+        Forwards<T> f(sized_as(1, 1, 1, 80, 80, 16, Causal::top_left), with(0.5));
+        f.kernel = kernel;
+        Buffer<T>& x = in_key ? f.c.K : f.c.Q;
+        const Buffer<T> before = x;
+        x.fill([&](Int, Int, Int j, Int e) {
+          return j == 37 && e == 3 ? std::nan("") : double(before.at(0, 0, j, e));
+        });
+        f.run();
+        for (Int i = 0; i < 80; ++i)
+          EXPECT_EQ(std::isnan(float(f.c.O.at(0, 0, i, 0))), in_key ? i >= 37 : i == 37) << i;
+      }
   });
 }
 
 TEST_F(dropout, PaddedKeysNeverLeak) {
   each_type([]<class T>(T) {
     const Spec s = sized_as(2, 1, 1, 50, 90, 16, Causal::none, {33, 0});
-    Forwards<T> f(s, with(0.3));
-    Backwards<T> b(s, with(0.3));
-    for (Buffer<T>* x : {&f.c.K, &f.c.V, &b.c.K, &b.c.V}) {
-      const Buffer<T> before = *x;
-      x->fill([&](Int n, Int, Int j, Int e) {
-        return j >= s.lengths[std::size_t(n)] ? std::nan("") : double(before.at(n, 0, j, e));
-      });
+    for (const walk::Kernel kernel : who_takes<T>()) {
+      Forwards<T> f(s, with(0.3));
+      Backwards<T> b(s, with(0.3));
+      f.kernel = b.kernel = kernel;
+      for (Buffer<T>* x : {&f.c.K, &f.c.V, &b.c.K, &b.c.V}) {
+        const Buffer<T> before = *x;
+        x->fill([&](Int n, Int, Int j, Int e) {
+          return j >= s.lengths[std::size_t(n)] ? std::nan("") : double(before.at(n, 0, j, e));
+        });
+      }
+      f.run();
+      EXPECT_EQ(f.verdict(), "");
+      b.run();
+      EXPECT_EQ(b.verdict(), "");
     }
-    f.run();
-    EXPECT_EQ(f.verdict(), "");
-    b.run();
-    EXPECT_EQ(b.verdict(), "");
   });
 }
 
 TEST_F(dropout, LengthsOutsideAreClamped) {
   each_type([]<class T>(T) {
     const Spec s = sized_as(3, 1, 1, 20, 40, 16, Causal::none, {0, 40, 40});
-    Forwards<T> f(s, with(0.3));
-    f.c.spec.lengths = {-3, 41, std::numeric_limits<Int>::max()};
-    f.run();
-    f.c.spec.lengths = s.lengths;
-    EXPECT_EQ(f.verdict(), "");
+    for (const walk::Kernel kernel : who_takes<T>()) {
+      Forwards<T> f(s, with(0.3));
+      f.kernel = kernel;
+      f.c.spec.lengths = {-3, 41, std::numeric_limits<Int>::max()};
+      f.run();
+      f.c.spec.lengths = s.lengths;
+      EXPECT_EQ(f.verdict(), "");
+    }
   });
 }
 
 TEST_F(dropout, TheSameBitsInEveryRun) {
   each_type([]<class T>(T) {
-    Forwards<T> f(sized_as(1, 2, 1, 140, 140, 24), with(0.2));
-    Backwards<T> b(sized_as(1, 2, 1, 140, 140, 24), with(0.2));
-    f.run(), b.run();
-    const std::vector<char> O = f.bits(), gradients = b.bits();
-    f.run(), b.run();
-    EXPECT_TRUE(f.bits() == O && b.bits() == gradients);
+    for (const walk::Kernel kernel : who_takes<T>()) {
+      Forwards<T> f(sized_as(1, 2, 1, 140, 140, 24), with(0.2));
+      Backwards<T> b(sized_as(1, 2, 1, 140, 140, 24), with(0.2));
+      f.kernel = b.kernel = kernel;
+      b.deterministic = true;
+      f.run(), b.run();
+      const std::vector<char> O = f.bits(), gradients = b.bits();
+      f.run(), b.run();
+      EXPECT_TRUE(f.bits() == O && b.bits() == gradients);
+    }
   });
 }
 
