@@ -52,7 +52,7 @@ struct D256 : Tiles<256, 2, 80> {
 struct D128Pair : Tiles<128, 2, 176> {
   static constexpr int cluster = 2, loader_registers = 40, registers = 232, Q_buffers = 1;
   static constexpr Through O = Through::V;
-  static constexpr Branch branch = Branch::around_alpha_too;
+  static constexpr Branch branch = Branch::predicate_on_alpha_too;
 };
 struct D256Pair : D256 {
   static constexpr int cluster = 2, loader_registers = 40, registers = 232;

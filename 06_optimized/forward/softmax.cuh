@@ -100,7 +100,7 @@ __device__ void weights(float (&S)[n], float c, const float (&m)[2], const float
 // exponential runs beside them. But it moves nothing over a branch, even over one that is never
 // taken: no factor alpha is negative, which ptxas does not know. With such a branch after the first
 // maximum, the second is taken between the exponentials of the first row.
-enum class Branch { none, after_first_maximum, around_alpha_too };
+enum class Branch { none, after_first_maximum, predicate_on_alpha_too };
 
 // m = max(m, c max_j S_ij), alpha = 2^(m_before - m), P_ij = 2^(c S_ij - m) in place of S,
 // l = alpha l + sum_j P_ij.
@@ -128,8 +128,8 @@ struct Maxima {
 };
 
 // The same, written so that ptxas makes more of it: one chain of maxima, which begins with the
-// largest score so far; alpha and the sums behind the exponentials (hopper.md says what that is
-// worth, and how it was found).
+// largest score so far; alpha, if asked for under a predicate, and the sums behind the exponentials
+// (hopper.md says what that is worth, and how it was found).
 template <Branch branch, int n>
 __device__ void fast_softmax(float (&S)[n], float c, Maxima& maxima, float (&l)[2],
                              float (&alpha)[2]) {
@@ -149,7 +149,7 @@ __device__ void fast_softmax(float (&S)[n], float c, Maxima& maxima, float (&l)[
       S[i] = ex2(fmaf(S[i], c, -m));
       S[i + 1] = ex2(fmaf(S[i + 1], c, -m));
     }
-    const bool stays = branch == Branch::around_alpha_too && largest == before.S[r];
+    const bool stays = branch == Branch::predicate_on_alpha_too && largest == before.S[r];
     alpha[r] = stays ? 1.f : ex2(e);
     float even = l[r] * alpha[r], odd = 0;
 #pragma unroll
