@@ -166,8 +166,7 @@ __device__ void compute(Shared& shared, const ForwardMaps& maps, const Problem& 
     for (; j >= 0; --j) step(std::false_type());
 
     // The last O += P V. Q is no longer needed: the one after the next may come.
-    __syncwarp();
-    if (lane == 0) arrive(&shared.Q_free[q.at]);
+    arrive(&shared.Q_free[q.at]);
     wait(&shared.V_full[kv.at], kv.phase);
     wgmma_fence();
     multiply_add<T, Bc>(O, P, shared.V[kv.at]);
@@ -194,8 +193,8 @@ __global__ void __launch_bounds__(threads, 1)
                          const __grid_constant__ Order<int> order, unsigned* taken, float scale) {
   auto& shared = FA_DYNAMIC_SHARED(Shared);
   if (threadIdx.x == 0) {
-    init(shared.Q_full, shared.Q_free, 4 * groups);  // a lane of each warp says so
-    init(shared.K_full, shared.K_free, groups);      // a thread of each group
+    init(shared.Q_full, shared.Q_free, 128 * groups);  // each thread says so
+    init(shared.K_full, shared.K_free, groups);        // a thread of each group
     init(shared.V_full, shared.V_free, groups);
     fence_barriers();
   }

@@ -6,7 +6,7 @@
 //           a pair: each loads half of all K and V, for both, and what is marked * arrives in both.
 // Barriers          who waits    who arrives                               how many
 //   Q, K, V full    groups       the loader, with the bytes                1
-//   Q free          loader       a lane of each warp, once Q is read       4 a group
+//   Q free          loader       a group's threads, once Q is read         128 a group
 //   K, V free *     loader       a thread of each group                    1 a group
 //   V free          groups       the same, before O goes through V         as above
 //   O left *        loader       a lane of each warp, if O goes through V  4 a group
@@ -113,10 +113,7 @@ __device__ void compute(Shared<Tiles, T>& shared, const ForwardMaps& maps, const
 
   Ring<Tiles::Q_buffers> q;
   Ring<Tiles::stages> kv;
-  const auto release_Q = [&] {
-    __syncwarp();
-    if (lane == 0) arrive(&shared.Q_free[q.at]);
-  };
+  const auto release_Q = [&] { arrive(&shared.Q_free[q.at]); };
   bool leaving = false;  // through V: O of the tile before is on its way
   for (;; q.next()) {
     wait(&shared.Q_full[q.at], q.phase);
@@ -240,7 +237,7 @@ __global__ void __launch_bounds__(Tiles::threads, 1)
                   unsigned* taken, float scale) {
   auto& shared = FA_DYNAMIC_SHARED(Shared<Tiles, T>);
   if (threadIdx.x == 0) {
-    init(shared.Q_full, shared.Q_free, 4 * Tiles::groups);
+    init(shared.Q_full, shared.Q_free, 128 * Tiles::groups);
     init(shared.K_full, shared.K_free, Tiles::cluster * Tiles::groups);
     init(shared.V_full, shared.V_free, Tiles::cluster * Tiles::groups);
     init(&shared.O_left, Tiles::cluster * 4 * Tiles::groups);

@@ -172,10 +172,7 @@ __device__ void compute(Shared<Tiles, T>& shared, const ForwardMaps& maps, const
   Ring<Tiles::Q_buffers> q;
   int tile = 0;  // of those that the block takes: tells where the ring is, in one register
   const auto Q_at = [&] { return few_registers ? tile % Tiles::Q_buffers : q.at; };
-  const auto release_Q = [&] {
-    __syncwarp();
-    if (lane == 0) arrive(&shared.Q_free[Q_at()]);
-  };
+  const auto release_Q = [&] { arrive(&shared.Q_free[Q_at()]); };
   bool leaving = false;  // through V: O of the tile before is on its way
   for (;; ++tile, q.next()) {
     wait(&shared.Q_full[Q_at()], few_registers ? tile / Tiles::Q_buffers % 2 : q.phase);
@@ -306,7 +303,7 @@ __global__ void __launch_bounds__(Tiles::threads, 1)
                   int* taken, float scale) {
   auto& shared = FA_DYNAMIC_SHARED(Shared<Tiles, T>);
   if (threadIdx.x == 0) {
-    init(shared.Q_full, shared.Q_free, 4 * Tiles::groups);
+    init(shared.Q_full, shared.Q_free, 128 * Tiles::groups);
     init(shared.K_full, shared.K_free, Tiles::groups);
     init(shared.V_full, shared.V_free, Tiles::groups);
     init(&shared.O_left, 4 * Tiles::groups);

@@ -182,10 +182,7 @@ __device__ void compute(Shared<Tiles, T>& shared, const ForwardMaps& maps, const
 
   Ring<Tiles::Q_buffers> q;
   Ring<Tiles::stages> kv;
-  const auto release_Q = [&] {
-    __syncwarp();
-    if (lane == 0) arrive(&shared.Q_free[q.at]);
-  };
+  const auto release_Q = [&] { arrive(&shared.Q_free[q.at]); };
   bool leaving = false;  // through V: O of the tile before is on its way
   for (;; q.next()) {
     wait(&shared.Q_full[q.at], q.phase);
@@ -354,7 +351,7 @@ __global__ void __launch_bounds__(Tiles::threads, 1)
                   const __grid_constant__ Order<int> order, unsigned* taken, float scale) {
   auto& shared = FA_DYNAMIC_SHARED(Shared<Tiles, T>);
   if (threadIdx.x == 0) {
-    init(shared.Q_full, shared.Q_free, 4 * Tiles::groups);
+    init(shared.Q_full, shared.Q_free, 128 * Tiles::groups);
     init(shared.K_full, shared.K_free, Tiles::cluster * Tiles::groups);
     init(shared.V_full, shared.V_free, Tiles::cluster * Tiles::groups);
     init(&shared.O_left, Tiles::cluster * 4 * Tiles::groups);
