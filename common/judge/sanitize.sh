@@ -37,6 +37,7 @@ for tests in "$build"/0?_*/stage0?_on_gpu_tests "$build"/06_*/stage06_ring_half_
     list="$list:decode.Tiles:decode.ThirtyTwoRows:masks.Tiles:scores.Tiles:scores.TilesOfGradients:packed.Tiles:packed.Gradients"
     list="$list:dropout.Tiles:weights.Tiles:masks.HopperByName*:packed.HopperForward:packed.HopperBackward:OnOneGpu.*"
     list="$list:masks.HopperCounts*:*.HopperWithTallTiles:scores.HopperForward:scores.HopperBackward"
+    list="$list:dropout.HopperShapes:dropout.HopperStays"
     # And what keeps a call's numbers that the host cannot see from leading outside: lengths, offsets, lists, pages.
     list="$list:*.*AreClamped:*.*BrokenPromises*:decode.NothingIsAppended*:decode.PairsOfSixteenWarps"
   }

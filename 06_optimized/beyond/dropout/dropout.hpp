@@ -31,7 +31,8 @@ inline constexpr int widest = sizeof(T) == 4 ? 128 : 256;  // d, at most
 // another's mask takes another offset. The masks of one seed are all different; only offsets of
 // 2^32 and more can meet the masks of other seeds.
 struct Dropout {
-  double p = 0;  // of being dropped, in [0, 1); 0: none is, and the results are the plain kernels'
+  double p = 0;  // of being dropped, in [0, 1); 0: none is, and the results are the plain kernels',
+                 // bit by bit (hopper: d <= 128)
   std::uint64_t seed = 0, offset = 0;
   // In device memory, aligned to 8: two numbers, the seed and what is added to the offset; read
   // when the kernel runs, so that a recorded CUDA graph draws anew each time. `seed` must be 0
@@ -45,13 +46,14 @@ std::uint32_t threshold(double p);
 // and the factor of those that are kept is 1 / kept_probability(p), not 1 / (1 - p): the mean of O
 // is right.
 double kept_probability(double p);
-// Is weight (i, j) of query head h in batch entry b kept? On the CPU; without in_memory.
+// Is weight (i, j) of query head h in batch entry b kept? On the CPU; without in_memory. A place
+// outside the problem has an answer, too, which no kernel asks for.
 bool kept(const Problem& p, const Dropout& dropout, std::int64_t b, std::int64_t h, std::int64_t i,
           std::int64_t j);
 
 // In 16 bits; fp32 has one kernel, whatever this says. hopper is for 9.0 alone, for d a multiple
-// of 8 (in the backward at most 128) and tensors whose addresses and strides are multiples of 16
-// bytes. All kernels keep the same weights.
+// of 8 (in the backward at most 128), at least one key, in the backward a query, too, and tensors
+// whose addresses and strides are multiples of 16 bytes. All kernels keep the same weights.
 enum class Kernel {
   best,  // hopper if it can run, else fa2
   fa2,   // and for the backward swizzle: all there is, compute capability 8.0 and later
@@ -82,7 +84,9 @@ void forward(const Problem& p, const Dropout& dropout, const Forward<T>& t,
 
 // dQ, dK, dV, given the same `dropout` as the forward, by whichever kernel: `dq` and `dkv` in fp32,
 // `swizzle` or `hopper` in fp16 and bf16, where any scale is good. The same bits from run to run;
-// dQ of hopper only if `deterministic`, since its sums have no order else.
+// dQ of hopper only if `deterministic`, since its sums have no order else. Scratch holds D of
+// each row, in 16 bits LSE, too, and on 9.0, whichever kernel runs, dQ in fp32 and turns for its
+// sums: with rows and d padded, about 4 d + 8 bytes a row.
 template <class T>
 std::size_t scratch_bytes(const Problem& p);
 template <class T>

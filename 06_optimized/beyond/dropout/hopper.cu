@@ -1,4 +1,5 @@
-// hopper with dropout. What TMA cannot bring is fa2's; without dropout it is forward/hopper.cu's.
+// hopper with dropout. What TMA cannot bring is fa2's; what drops nothing is forward/hopper.cu's,
+// but for masked calls that have no counter.
 //
 // Roles, barriers and steps are those of forward/hopper.cu. Just before its turn to issue products,
 // or just after it, a group draws: a call of Philox serves 32 rows, and a warp has 16. So of two
@@ -30,7 +31,8 @@ using namespace optimized;
 // loader's own; for each two warps, when each has said what it drew for the other.
 constexpr int turn = 1, own = 5, carried = 8, told = 9;
 
-// As hopper's, with tiles of 64 keys in place of 80: who draws wants registers, too.
+// As hopper's, with tiles of 64 keys in place of 80, since who draws wants registers, too, and with
+// a branch.
 struct D256 : optimized::Tiles<256, 2, 64> {
   static constexpr int Q_buffers = 1;
   static constexpr Through O = Through::V;
@@ -147,7 +149,7 @@ __device__ void compute(Shared<Tiles, T>& shared, const ForwardMaps& maps, const
   const Maxima nothing(c);                      // seen yet, when a tile begins
 
   // Before its turn, or when its products are under way: then they hide it, and at d = 128 the
-  // forward takes 8 % less time. Elsewhere there are no registers to spare.
+  // forward takes 8 % less time. With three groups, and at d = 256, registers would not do.
   constexpr bool draws_late = D == 128;
 
   // The groups issue their products in turn: one's softmax runs under the other's products.
@@ -350,7 +352,8 @@ void launch_hopper(const Problem& p, const Draw& draw, const Forward<T>& t, floa
                    unsigned* taken, cudaStream_t stream) {
   const bool masked = is_masked(p);
   if (!masked) taken = nullptr;
-  // With a mask the stage's own counts. Where it cannot, this one drops nothing: the same bits.
+  // With a mask the stage's own counts. Where it cannot, this one drops nothing: for d <= 128 the
+  // same bits.
   if (draw.threshold == 0x10000 && (taken || !masked))
     return optimized::launch_hopper(p, t, scale, taken, stream, false);
   const auto run = [&](auto with) { with(p, draw, t, scale, taken, stream); };

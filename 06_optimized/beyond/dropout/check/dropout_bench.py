@@ -5,8 +5,9 @@
 
 Needs PyTorch and a GPU. bf16, 16 heads of d = 128 and 64, with and without a causal mask; N = 1,024 to 16,384 tokens in
 16,384 / N sequences; forward and backward. Ours runs with p = 0 and 0.1, by `fa2` and `swizzle`, beside these without the
-walk (`plain`), and by hopper (`ours_hopper`), beside what the stage takes without dropout (`best`: hopper on 9.0); FlashAttention-2, as PyTorch has it, with
-p = 0 and 0.1; and PyTorch's scaled_dot_product_attention with p = 0.1 by its other backends, where they take that.
+walk (`plain`); by hopper with p = 0.1 (`ours_hopper`), beside what the stage takes without dropout (`best`: hopper on
+9.0); FlashAttention-2, as PyTorch has it, with p = 0 and 0.1; and PyTorch's scaled_dot_product_attention with p = 0.1 by
+its other backends, where they take that.
 
 All contenders of a setting get the same numbers, and are timed once a round, in an order drawn anew, so that ratios can
 be taken round by round. Some rows of what each of them writes are compared with fp64, before and after. Whose mask is
@@ -451,7 +452,9 @@ def run(options: argparse.Namespace) -> int:
     data["context"]["clocks_after"] = gpu("clocks.sm,temperature.gpu,power.draw")
     write(options.json, data)
     print(f"{options.json}, {data['context']['seconds']} s")
-    ours = [row for row in data["rows"] if row["who"] in ("plain", "ours_0", "ours", "all")]
+    # hopper cannot run everywhere, but where it does it must be right.
+    ours = [row for row in data["rows"] if row["who"] in ("plain", "ours_0", "ours", "all")
+            or (row["who"] == "ours_hopper" and row.get("failed", "").startswith("wrong"))]
     return 0 if ours and all("ms" in row for row in ours) else 1
 
 

@@ -370,7 +370,7 @@ TEST_F(dropout, HopperKeepsTheSame) {
   same_everywhere<half>(128, 140, 150, walk::Kernel::hopper);
   same_everywhere<bf16>(256, 140, 75, walk::Kernel::hopper);
 }
-// A long row, so that the mask of its last tiles counts, and seeds from memory.
+// Seed and offset from memory.
 TEST_F(dropout, HopperFromMemory) {
   FA_NEEDS_HOPPER();
   const Spec s = sized_as(1, 2, 1, 130, 140, 64, Causal::bottom_right);
