@@ -60,7 +60,7 @@ __device__ void load(Shared<Tiles, T>& shared, const Maps& maps, const Problem& 
     }
     tile = KeyTile<Tiles>(p, passed, tiles, number);
     arrive(&shared.tile_full[kv.at]);
-    Walk walk(tile);
+    Walk<Tiles> walk(tile, int(p.Nq));
     for (int n = 0; n < tile.steps; ++n, walk.next(int(p.Nq)), q.next()) {
       const struct { int b, h, i0, j0; } at{tile.b, tile.h + walk.h, walk.i0, tile.j0};
       const int row = walk.row(passed);
@@ -68,6 +68,7 @@ __device__ void load(Shared<Tiles, T>& shared, const Maps& maps, const Problem& 
       Barrier *const Q_full = &shared.Q_full[q.at], *const dO_full = &shared.dO_full[q.at];
       wait(&shared.Q_free[q.at], q.phase ^ 1);
       shared.row[q.at] = row;
+      shared.i0[q.at] = walk.i0;
       bring(shared.Q[q.at], maps.Q, shared.LSE2[q.at], passed.LSE2 + row, Q_full, at, more);
       if (n == 0) bring_keys<Tiles::Bc>(shared.K[kv.at], maps.K, Q_full, tile.hk, at);
       wait(&shared.dO_free[q.at], q.phase ^ 1);
@@ -89,7 +90,7 @@ __device__ void push(Shared<Tiles, T>& shared, const Problem& p, const Passed& p
     wait(&shared.tile_full[kv.at], kv.phase);
     const KeyTile<Tiles> tile = shared.tile[kv.at];
     if (tile.steps < 0) break;
-    Walk walk(tile);
+    Walk<Tiles> walk(tile, int(p.Nq));
     const int length = int(Mask(p, tile.b).length);
 #pragma unroll 1
     for (int n = 0; n < tile.steps; ++n, walk.next(int(p.Nq))) {
@@ -198,8 +199,8 @@ __device__ void compute(Shared<Tiles, T>& shared, const Maps& maps, const Proble
       issue_pairs(S, K, shared.Q[q.at]);
       int buffer = 0, before = 2;
       // Where the walk is; where the rows of the step before begin; did nobody add to them before?
-      const int first = tile.first, until = tile.until(tiles, int(mask.length), int(p.Nq));
-      int i0 = first, row_before = 0;
+      const int until = tile.until(tiles, int(mask.length), int(p.Nq));
+      int row_before = 0;
       bool first_before = false;
 #pragma unroll 1
       for (int n = 0; n < steps; ++n) {
@@ -207,6 +208,7 @@ __device__ void compute(Shared<Tiles, T>& shared, const Maps& maps, const Proble
         const int now = q.at;
         float P[Br / 2], dP[Br / 2], dQ[32];
         std::uint32_t rounded_P[Br / 16][4], rounded_dS[Br / 16][4];
+        const int i0 = masked || Tiles::in_order ? shared.i0[now] : 0;
         wgmma_wait<0>(S);  // and dK of the step before
         if (masked) __syncwarp();
         if (leader && n > 0) arrive(&shared.Q_free[now ^ 1]);
@@ -242,7 +244,6 @@ __device__ void compute(Shared<Tiles, T>& shared, const Maps& maps, const Proble
         q.next();
         const bool more = n + 1 < steps;
         if (more) wait(&shared.Q_full[q.at], q.phase);
-        if ((masked || Tiles::in_order) && (i0 += Br) >= p.Nq) i0 = first;
         issue_pairs(S, K, shared.Q[more ? q.at : now]);
       }
       wgmma_wait<0>(S);

@@ -35,12 +35,14 @@ struct KeyTile {
   int steps;      // tiles of queries; below 0: nothing more to do
   int b, hk, j0;  // batch, key head, first key
   int first;      // of each head, the first query: a multiple of Br
+  int group;      // query heads that share these keys
   int h, row;     // the first query head; where its rows of LSE2, D and dQ begin
                   // (each has 264 bytes of scratch, so an int can count them)
 
   __device__ KeyTile() {}
   __device__ KeyTile(const Problem& p, const Passed& passed, const KeyTiles& all, int n) {
-    const int Hkv = int(p.Hkv), group = int(p.Hq) / Hkv, Nq = int(p.Nq);
+    const int Hkv = int(p.Hkv), Nq = int(p.Nq);
+    group = int(p.Hq) / Hkv;
     int head, tile;
     all.place(n, head, tile);
     b = head / Hkv;
@@ -62,14 +64,26 @@ struct KeyTile {
   }
 };
 
-// The walk over those queries, tile by tile of each head.
+// The walk over those queries, tile by tile of each head. Or, where heads share keys and nobody
+// waits for a turn, head by head of each tile, from the last tile to the first: then the blocks of
+// a key head, which begin with different queries, are at the same ones at the same time, and what
+// they read and add to is in the L2 cache.
 template <class Tiles>
 struct Walk {
   const KeyTile<Tiles>& tile;
-  int h, i0;  // the head, of the group, and the tile's first query
+  const bool back;
+  int h = 0, i0;  // the head, of the group, and the tile's first query
 
-  __device__ explicit Walk(const KeyTile<Tiles>& tile) : tile(tile), h(0), i0(tile.first) {}
+  __device__ explicit Walk(const KeyTile<Tiles>& tile) : tile(tile), back(false), i0(tile.first) {}
+  __device__ Walk(const KeyTile<Tiles>& tile, int Nq)
+      : tile(tile),
+        back(!Tiles::in_order && tile.group > 1),
+        i0(back ? (Nq - 1) / Tiles::Br * Tiles::Br : tile.first) {}
   __device__ void next(int Nq) {
+    if (back) {
+      if (++h == tile.group) h = 0, i0 -= Tiles::Br;
+      return;
+    }
     i0 += Tiles::Br;
     if (i0 < Nq) return;
     i0 = tile.first;
@@ -112,6 +126,7 @@ struct Shared {
   Barrier tile_full[Tiles::keys], KV_free[Tiles::keys];
   Tile tile[Tiles::keys];
   int row[Tiles::stages];  // where the rows of what lies in Q begin
+  int i0[Tiles::stages];   // its first query
 };
 
 // The numbered barriers: all but `meeting` once for each group, `ready` for even and for odd steps
