@@ -36,6 +36,7 @@ struct KeyTile {
   int b, hk, j0;  // batch, key head, first key
   int first;      // of each head, the first query: a multiple of Br
   int group;      // query heads that share these keys
+  bool back;      // see Walk
   int h, row;     // the first query head; where its rows of LSE2, D and dQ begin
                   // (each has 264 bytes of scratch, so an int can count them)
 
@@ -43,6 +44,7 @@ struct KeyTile {
   __device__ KeyTile(const Problem& p, const Passed& passed, const KeyTiles& all, int n) {
     const int Hkv = int(p.Hkv), Nq = int(p.Nq);
     group = int(p.Hq) / Hkv;
+    back = n / (all.section * all.tiles) % 2 == 0;
     int head, tile;
     all.place(n, head, tile);
     b = head / Hkv;
@@ -65,23 +67,28 @@ struct KeyTile {
 };
 
 // The walk over those queries, tile by tile of each head. Or, where heads share keys and nobody
-// waits for a turn, head by head of each tile, from the last tile to the first: then the blocks of
-// a key head, which begin with different queries, are at the same ones at the same time, and what
-// they read and add to is in the L2 cache.
+// waits for a turn, head by head of each tile: then the blocks of a key head are at the same
+// queries at the same time, and what they read and add to is in the L2 cache. With a causal mask
+// they begin at different ones. The first section's blocks begin together, so they go back, from
+// the last query that all have. One with fewer queries is done sooner, and a block of the next
+// section begins, of those that have the most first: they go forward, and each comes to its first
+// queries when those before it do. And so on, to and fro.
 template <class Tiles>
 struct Walk {
   const KeyTile<Tiles>& tile;
-  const bool back;
+  const bool together, back;
   int h = 0, i0;  // the head, of the group, and the tile's first query
 
-  __device__ explicit Walk(const KeyTile<Tiles>& tile) : tile(tile), back(false), i0(tile.first) {}
+  __device__ explicit Walk(const KeyTile<Tiles>& tile)
+      : tile(tile), together(false), back(false), i0(tile.first) {}
   __device__ Walk(const KeyTile<Tiles>& tile, int Nq)
       : tile(tile),
-        back(!Tiles::in_order && tile.group > 1),
+        together(!Tiles::in_order && tile.group > 1),
+        back(together && tile.back),
         i0(back ? (Nq - 1) / Tiles::Br * Tiles::Br : tile.first) {}
   __device__ void next(int Nq) {
-    if (back) {
-      if (++h == tile.group) h = 0, i0 -= Tiles::Br;
+    if (together) {
+      if (++h == tile.group) h = 0, i0 += back ? -Tiles::Br : Tiles::Br;
       return;
     }
     i0 += Tiles::Br;
@@ -103,9 +110,12 @@ struct Walk {
 // shortest walks come last. Or first, where blocks take turns.
 template <class Tiles>
 KeyTiles key_tiles_of(const Problem& p) {
-  const int MiB_of_L2 = 20;
-  const Order<int> order{int((p.Nk + Tiles::Bc - 1) / Tiles::Bc), int(p.B * p.Hkv),
-                         heads_of_section(p, Tiles::D, MiB_of_L2), Tiles::in_order};
+  const int MiB_of_L2 = 20, tiles = int((p.Nk + Tiles::Bc - 1) / Tiles::Bc);
+  int section = heads_of_section(p, Tiles::D, MiB_of_L2);
+  // As many as there are blocks at a time: see Walk.
+  if (!Tiles::in_order && p.Hq > p.Hkv)
+    section = std::min(section, std::max(1, processors() / tiles));
+  const Order<int> order{tiles, int(p.B * p.Hkv), section, Tiles::in_order};
   const std::int64_t shift = p.causal == Causal::none       ? p.Nk
                              : p.causal == Causal::top_left ? 1
                                                             : 1 + p.Nk - p.Nq;

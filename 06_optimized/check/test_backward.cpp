@@ -293,6 +293,22 @@ TEST_F(GpuBackward, ABlockATileHasTheSameBits) {
   }
 }
 
+// Query heads that share keys, tile by tile; of every other section of key heads from the last tile
+// to the first. With d = 64 the test before this one does it.
+TEST_F(GpuBackward, HeadsThatShareKeysAreWalkedToAndFro) {
+  if (!on_hopper()) GTEST_SKIP() << unavailable(BackwardKernel::hopper);
+  for (const Causal causal : masks) {
+    Spec s = spec(200, sized(1100, 300), 128, causal);
+    s.p.B = 2;
+    s.p.Hq = sized(16, 4);
+    s.p.Hkv = sized(8, 2);
+    s.lengths = {s.p.Nk - 60, 130};
+    BackwardCase<bf16> c(s);
+    run(c, BackwardKernel::hopper);
+    EXPECT_EQ(c.verdict(), "") << s.name();
+  }
+}
+
 // Where turns would be too long.
 TEST_F(GpuBackward, TakesTwoKernelsForLargeGroupsInTheSameBits) {
   Spec s = spec(65, 130, 64, Causal::bottom_right);
