@@ -197,10 +197,9 @@ __device__ void compute(Shared<Tiles, T>& shared, const Maps& maps, const Proble
       }
       float S[Br / 2];
       issue_pairs(S, K, shared.Q[q.at]);
-      int buffer = 0, before = 2;
-      // Where the walk is; where the rows of the step before begin; did nobody add to them before?
+      // Of the step before: dS's buffer, where its rows begin, and did nobody add to them before?
+      int buffer = 0, before = 2, row_before = 0;
       const int until = tile.until(tiles, int(mask.length), int(p.Nq));
-      int row_before = 0;
       bool first_before = false;
 #pragma unroll 1
       for (int n = 0; n < steps; ++n) {
