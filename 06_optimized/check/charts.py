@@ -364,7 +364,7 @@ FORWARD_STEPS = Steps(
     TIMELINE, timeline.FORWARD, "README.md", {"S": "Q Kᵀ", "PV": "P V", "softmax": "softmax"},
     ["512", "512", "512 or more", "2048 or more"],
     {"mma": "37888", "cp_async": "37888", "swizzle": "5632", "wide_warps": "3096", "two_loops": "3072", "fa2": "3072",
-     "tma": "4352", **dict.fromkeys(("wgmma", "ring", "specialised"), "2048 – 3072")}, "2048", 4,
+     "tma": "5376", **dict.fromkeys(("wgmma", "ring", "specialised"), "2048 – 3072")}, "2048", 4,
     "Parts are dashes where products are `mma.sync`, which nobody requests or waits for.")
 # For 64 queries and 128 keys. Of each group 64 keys: 256 cycles of the tensor cores a product. Both groups: 5 products; 3200
 # of shared memory.
