@@ -400,7 +400,8 @@ def cycles(r: Results, p: Pass, s: Steps) -> Table:
             lines.append([title, *("–" for _ in s.parts), predicted, "–", "–", f"{1e-12 * median(found, 'flops'):.0f}"])
     said = (f"Cycles of an SM on {data['device']}, {data['setting']} (`results/{s.file.name}`); a step has {queries} queries and "
             f"{keys} keys. Parts are from the request, or from what they wait for, until somebody has waited; the clock is what "
-            f"step and time imply, if all SMs are busy. {s.why}")
+            f"step and time with stamps imply, if all SMs are busy; TFLOP/s is without stamps. A run of its own: for the order "
+            f"of the rungs look at the ladder's chart. {s.why}")
     if missing:
         said += f" Where the step is a dash, too, it was not stamped, and the speed is that of `results/{r.path.name}`."
     return Table("cycles" if p is FORWARD else "cycles_backward",
