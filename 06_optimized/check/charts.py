@@ -36,7 +36,7 @@ FORWARD = Pass(
     {"mma": "1 tensor cores", "cp_async": "2 cp.async", "swizzle": "3 swizzle, ldmatrix", "wide_warps": "4 wide warps",
      "two_loops": "5 two loops", "fa2": "fa2, the whole contract", "tma": "6 TMA", "wgmma": "7 wgmma",
      "ring": "8 ring of barriers", "specialised": "9 specialised warps",
-     "lock": "10 ping-pong", "no_lock": "10 without the lock", "overlap": "11 overlap", "rows": "12 row by row",
+     "lock": "10 lock", "no_lock": "10 without the lock", "overlap": "11 overlap", "rows": "12 row by row",
      "persistent": "13 persistent", "longest_first": "14 longest first", "hopper": "hopper, the whole contract"},
     {"hopper": "hopper", "fa2": "fa2 (mma.sync)"},
     (("hopper / cuDNN", "hopper", "cudnn"), ("hopper / FlashAttention-3", "hopper", "fa3"),
