@@ -26,6 +26,7 @@ from ptxas import demangled, short_name  # noqa: E402  # the path above comes fi
 INSTRUCTION = re.compile(r"\s*/\*([0-9a-f]{4,})\*/\s+(?:@!?\S+\s+)?(.*?)\s*;")
 JUMP = re.compile(r"BRA\b.*?\b0x([0-9a-f]+)$")
 COUNTED = {"products": ("HGMMA", "HMMA"), "exponentials": ("MUFU.EX2",), "maxima": ("FMNMX",), "barriers": ("BAR",)}
+FEWEST = 16  # exponentials; a loop over tiles of queries, around those over keys, has some, too
 
 
 @dataclass
@@ -41,7 +42,9 @@ def loops(code: Sequence[tuple[int, str]]) -> list[Loop]:
     for i, (address, text) in enumerate(code):
         if (jump := JUMP.match(text)) and int(jump[1], 16) < address and int(jump[1], 16) in index:
             begin = index[int(jump[1], 16)]
-            if all(any(text.startswith(COUNTED[what]) for _, text in code[begin:i]) for what in ("products", "exponentials")):
+            body = [text for _, text in code[begin:i]]
+            if any(text.startswith(COUNTED["products"]) for text in body) and sum(
+                    text.startswith(COUNTED["exponentials"]) for text in body) >= FEWEST:
                 found.append((begin, i))
     kept: list[tuple[int, int]] = []
     for a, b in sorted(found, key=lambda one: one[1] - one[0]):
@@ -100,7 +103,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not Path(dump).is_file():
         print("loops.py: cuobjdump, of the CUDA toolkit, is not there", file=sys.stderr)
         return 1
-    objects = sorted(options.build.glob("06_optimized/CMakeFiles/stage06_*.dir/*ward/*.cu.o"),
+    kernels_of = options.build / "06_optimized" / "CMakeFiles"
+    objects = sorted([*kernels_of.glob("stage06_*.dir/*ward/*.cu.o"), *kernels_of.glob("stage06_*.dir/beyond/*/*.cu.o")],
                      key=lambda path: [(len(part), part) for part in re.split(r"(\d+)", "/".join(path.parts[-2:]))])
     if not objects:
         print(f"loops.py: {options.build} has no kernel of 06 that nvcc has compiled", file=sys.stderr)
