@@ -19,6 +19,7 @@
 #include "06_optimized/check/testing.hpp"
 #include "06_optimized/forward/forward.hpp"
 #include "common/judge/cases.hpp"
+#include "common/judge/edge.hpp"
 #include "common/judge/gpu.hpp"
 #include "common/judge/gpu_test.hpp"
 #include "common/judge/half.hpp"
@@ -122,6 +123,7 @@ struct Asked {
   Int positions = 0;
   Buffer<T> bias;
   Buffer<float> bias32;
+  std::optional<walk::Rotary> not_read = std::nullopt;  // asked for where nothing turns
 
   Asked(const Spec& s, const Given& g) : p(s.p), given(g) {
     offset = g.offset ? *g.offset : p.causal == Causal::top_left ? 0 : p.Nk - p.Nq;
@@ -178,6 +180,7 @@ struct Asked {
     if (given.turned > 0)
       s.rotary = {copy.at(cos.data()), copy.at(sin.data()), positions, given.turned,
                   given.interleaved};
+    if (not_read) s.rotary = *not_read;
     s.offset = given.offset;
     return s;
   }
@@ -739,6 +742,31 @@ TEST_F(scores, TurnedBeforehandIsTheSame) {
       before.run();
       EXPECT_TRUE(in_kernel.all_bits() == before.all_bits()) << sizeof(T);
     }
+  });
+}
+
+// Without queries or without keys nobody reads the tables, whatever the positions: here they have
+// no rows, and lie in a page of addresses without memory. Who reads them is ended.
+TEST_F(scores, RotaryOfNobodyReadsNoTable) {
+  const Edge page(0);
+  const float* const table = static_cast<float*>(page.data()) + 512;  // the page's middle
+  std::size_t n = 0;
+  each_type([&]<class T>(T) {
+    for (const bool queries : {true, false})
+      for (const Causal causal : {Causal::none, Causal::top_left, Causal::bottom_right})
+        for (const Given& given : {Given{}, all_of(0)}) {
+          const Spec s = sized_as(1, 2, 1, queries ? 20 : 0, queries ? 0 : 40, 16, causal);
+          const walk::Rotary rotary{table, table, 0, n % 4 < 2 ? 16 : 6, n % 2 == 1};
+          ++n;
+          ForwardOf<T> forward(s, given);
+          forward.asked.not_read = rotary;
+          forward.run();
+          EXPECT_EQ(forward.verdict(), "") << s.name() << given.name();
+          BackwardOf<T> backward(s, given);
+          backward.asked.not_read = rotary;
+          backward.run();
+          EXPECT_EQ(backward.verdict(), "") << s.name() << given.name();
+        }
   });
 }
 
