@@ -413,7 +413,8 @@ struct BackwardOf {
         s += p.softmax_scale() * Q_.at(b, h, i, x) * K_.at(b, h / (p.Hq / p.Hkv), j, x);
         most_D += rounding<T>().of(O.at(b, h, i, x)) * std::fabs(dO.at(b, h, i, x));
       }
-      const double P = std::exp(asked.score(s, b, h, i, j) - double(meant.LSE.at(b, h, i)));
+      const double L = double(meant.LSE.at(b, h, i));
+      const double P = L == -INFINITY ? 0 : std::exp(asked.score(s, b, h, i, j) - L);
       const Int n[] = {g.bias_of_batch ? b : 0, g.bias_of_head ? h : 0, g.bias_of_row ? i : 0};
       sums.at(n[0], n[1], n[2], j) += dS;
       rounded.at(n[0], n[1], n[2], j) += P * most_D;
@@ -628,27 +629,30 @@ TEST_F(scores, BiasesOfAllLayouts) {
 // -infinity hides a pair; a row that sees none is one that the mask has hidden.
 TEST_F(scores, ABiasMayHide) {
   each_type([]<class T>(T) {
-    const Spec s = sized_as(1, 1, 1, 20, 40, 16);
-    const auto hide = [](Asked<T>& asked) {
-      asked.bias.fill([](Int, Int, Int i, Int j) {
-        return i == 7 || (i + j) % 3 == 0 || (i == 8 && j < 33) ? -INFINITY : 0.25;
-      });
-    };
-    ForwardOf<T> forward(s, biased());
-    hide(forward.asked);
-    forward.run();
-    EXPECT_EQ(forward.verdict(), "");
-    EXPECT_EQ(double(forward.meant.LSE.at(0, 0, 7)), -INFINITY);
-    BackwardOf<T> backward(s, biased());
-    hide(backward.asked);
-    backward.meant.fill_context();
-    backward.run();
-    for (Int j = 0; j < 40; ++j) EXPECT_EQ(backward.dbias.at(0, 0, 7, j), 0) << j;
-    for (Int x = 0; x < 16; ++x) EXPECT_EQ(double(backward.meant.dQ.at(0, 0, 7, x)), 0) << x;
-    for (Buffer<T>* X : {&backward.meant.dQ, &backward.meant.dK, &backward.meant.dV})
-      X->for_each([&](Int b, Int h, Int i, Int x) {
-        EXPECT_TRUE(std::isfinite(double(X->at(b, h, i, x)))) << i << " " << x;
-      });
+    for (const bool hides_a_row : {false, true})
+      for (const Given::Bias type : {Given::Bias::of_T, Given::Bias::of_fp32}) {
+        const Spec s = sized_as(1, 1, 1, 20, 40, 16);
+        const auto hide = [&](Asked<T>& asked) {
+          const auto value = [&](Int, Int, Int i, Int j) {
+            const bool hidden = (hides_a_row && i == 7) || (i + j) % 3 == 0 || (i == 8 && j < 33);
+            return hidden ? -INFINITY : 0.25;
+          };
+          type == Given::Bias::of_T ? asked.bias.fill(value) : asked.bias32.fill(value);
+        };
+        ForwardOf<T> forward(s, biased(type));
+        hide(forward.asked);
+        forward.run();
+        EXPECT_EQ(forward.verdict(), "") << hides_a_row;
+        BackwardOf<T> backward(s, biased(type));
+        hide(backward.asked);
+        backward.meant.fill_context();
+        backward.run();
+        EXPECT_EQ(backward.verdict(), "") << hides_a_row;
+        if (!hides_a_row) continue;
+        EXPECT_EQ(double(forward.meant.LSE.at(0, 0, 7)), -INFINITY);
+        for (Int j = 0; j < 40; ++j) EXPECT_EQ(backward.dbias.at(0, 0, 7, j), 0) << j;
+        for (Int x = 0; x < 16; ++x) EXPECT_EQ(double(backward.meant.dQ.at(0, 0, 7, x)), 0) << x;
+      }
   });
 }
 
@@ -1213,6 +1217,122 @@ TEST_F(scores, Fuzz) {
 }
 
 // ---- what is promised besides ----
+
+// Each change alone, by every kernel that takes it. On the CPU a change meets one of the two types
+// of 16 bits.
+template <class T>
+std::vector<std::pair<Given, walk::Kernel>> changes_by_kernel() {
+  std::vector<std::pair<Given, walk::Kernel>> all;
+  std::size_t n = 0;
+  for (const Given& given : {alibi(), capped(2), biased(), rotary(16)}) {
+    if (sizeof(T) == 2 && n++ % 2 != number<T> - 1 && sized(0, 1) == 1) continue;
+    all.push_back({given, walk::Kernel::fa2});
+    if (sizeof(T) == 2 && may_be_for_hopper(given)) all.push_back({given, walk::Kernel::hopper});
+  }
+  return all;
+}
+
+// NaN where it may be, and the same bits where it may not: what each element of `now` must be is
+// hit(b, h, i, x), which says NaN by yes and anything by nothing.
+template <class T, class Hit>
+void expect_hit(const char* name, const Buffer<T>& now, const Buffer<T>& before, const Hit& hit,
+                const std::string& what) {
+  Int wrong = 0;
+  now.for_each([&](Int b, Int h, Int i, Int x) {
+    const T &got = now.at(b, h, i, x), &was = before.at(b, h, i, x);
+    const std::optional<bool> must = hit(b, h, i, x);
+    if (must) wrong += *must ? !std::isnan(double(got)) : std::memcmp(&got, &was, sizeof(T)) != 0;
+  });
+  EXPECT_EQ(wrong, 0) << name << what;
+}
+
+// NaN in a query reaches its row, in a key exactly the rows that see it, and nobody else a bit.
+TEST_F(scores, NaNStaysWhereItIsSeen) {
+  each_type([]<class T>(T) {
+    for (const auto& [given, kernel] : changes_by_kernel<T>()) {
+      ForwardOf<T> c(sized_as(1, 2, 1, 80, 80, 16, Causal::top_left), given);
+      c.kernel = kernel;
+      c.run();
+      const Buffer<T> O = c.meant.O, Q = c.Q;
+      const Buffer<float> LSE = c.meant.LSE;
+      for (const bool in_key : {false, true}) {
+        in_key ? c.K.at(0, 0, 37, 3) = T(NAN) : c.Q.at(0, 1, 37, 3) = T(NAN);
+        c.run();
+        const auto hit = [&](Int, Int h, Int i, Int) -> std::optional<bool> {
+          return in_key ? i >= 37 : h == 1 && i == 37;
+        };
+        const std::string what = given.name() + (in_key ? ", in a key" : ", in a query");
+        expect_hit("O", c.meant.O, O, hit, what);
+        expect_hit("LSE", c.meant.LSE, LSE, hit, what);
+        c.Q = Q;
+      }
+    }
+  });
+}
+// In gradients it may reach what shares a tile with it: rows that see it are NaN, and those of
+// other tiles have no bit changed.
+TEST_F(scores, NaNOfGradientsStaysInItsTiles) {
+  each_type([]<class T>(T) {
+    constexpr Int tile = sizeof(T) == 4 ? 64 : 128, N = tile + 12, query = 10, key = tile + 5;
+    for (const auto& [given, kernel] : changes_by_kernel<T>()) {
+      BackwardOf<T> c(sized_as(1, 1, 1, N, N, 16, Causal::top_left), given);
+      c.kernel = kernel;
+      c.deterministic = true;
+      c.run();
+      const Buffer<T> Q = c.Q, dQ = c.meant.dQ, dK = c.meant.dK, dV = c.meant.dV;
+      const Buffer<float> dbias = c.dbias;
+      for (const bool in_key : {false, true}) {
+        in_key ? c.K.at(0, 0, key, 3) = T(NAN) : c.Q.at(0, 0, query, 3) = T(NAN);
+        c.run();
+        const auto sure = [&](bool nan, bool same) {
+          return nan ? std::optional(true) : same ? std::optional(false) : std::nullopt;
+        };
+        const auto of_query = [&](Int, Int, Int i, Int) {
+          return in_key ? sure(i >= key, i < tile) : sure(i == query, i >= tile);
+        };
+        const auto of_key = [&](Int, Int, Int j, Int) {
+          return in_key ? sure(j == key, j < tile) : sure(j <= query, j >= tile);
+        };
+        const auto of_pair = [&](Int, Int, Int i, Int j) {
+          return in_key ? sure(i >= key && j == key, i < tile || j < tile)
+                        : sure(i == query && j <= query, i != query);
+        };
+        const std::string what = given.name() + (in_key ? ", in a key" : ", in a query");
+        expect_hit("dQ", c.meant.dQ, dQ, of_query, what);
+        expect_hit("dK", c.meant.dK, dK, of_key, what);
+        expect_hit("dV", c.meant.dV, dV, of_key, what);
+        expect_hit("dbias", c.dbias, dbias, of_pair, what);
+        c.Q = Q;
+      }
+    }
+  });
+}
+
+// What lies behind the length leaves no bit, whatever it holds.
+TEST_F(scores, PaddedKeysNeverLeak) {
+  each_type([]<class T>(T) {
+    const Spec s = sized_as(2, 1, 1, 40, 90, 16, Causal::none, {33, 0});
+    const auto poison = [&](Buffer<T>& x) {
+      x.fill([&, old = x](Int b, Int h, Int j, Int e) {
+        return j >= s.lengths[std::size_t(b)] ? std::nan("") : double(old.at(b, h, j, e));
+      });
+    };
+    for (const auto& [given, kernel] : changes_by_kernel<T>()) {
+      ForwardOf<T> forward(s, given);
+      BackwardOf<T> backward(s, given);
+      forward.kernel = backward.kernel = kernel;
+      backward.deterministic = true;
+      forward.run(), backward.run();
+      EXPECT_EQ(forward.verdict(), "") << given.name();
+      EXPECT_EQ(backward.verdict(), "") << given.name();
+      const std::vector<char> O = forward.all_bits(), gradients = backward.all_bits();
+      poison(forward.K), poison(forward.meant.V), poison(backward.K), poison(backward.meant.V);
+      forward.run(), backward.run();
+      EXPECT_TRUE(forward.all_bits() == O) << given.name() << ", kernel " << int(kernel);
+      EXPECT_TRUE(backward.all_bits() == gradients) << given.name() << ", kernel " << int(kernel);
+    }
+  });
+}
 
 TEST_F(scores, LengthsOutsideAreClamped) {
   each_type([]<class T>(T) {
