@@ -800,12 +800,15 @@ TEST_F(dropout, LengthsOutsideAreClamped) {
   each_type([]<class T>(T) {
     const Spec s = sized_as(3, 1, 1, 20, 40, 16, Causal::none, {0, 40, 40});
     for (const walk::Kernel kernel : who_takes<T>()) {
-      Forwards<T> f(s, with(0.3));
-      f.kernel = kernel;
-      f.c.spec.lengths = {-3, 41, std::numeric_limits<Int>::max()};
-      f.run();
-      f.c.spec.lengths = s.lengths;
-      EXPECT_EQ(f.verdict(), "");
+      const auto right = [&](auto&& x) {
+        x.kernel = kernel;
+        x.c.spec.lengths = {-3, 41, std::numeric_limits<Int>::max()};
+        x.run();
+        x.c.spec.lengths = s.lengths;
+        EXPECT_EQ(x.verdict(), "") << "kernel " << int(kernel) << ", " << sizeof(T) << " bytes";
+      };
+      right(Forwards<T>(s, with(0.3)));
+      right(Backwards<T>(s, with(0.3)));
     }
   });
 }

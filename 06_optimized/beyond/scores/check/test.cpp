@@ -1336,12 +1336,24 @@ TEST_F(scores, PaddedKeysNeverLeak) {
 
 TEST_F(scores, LengthsOutsideAreClamped) {
   each_type([]<class T>(T) {
-    ForwardOf<T> c(sized_as(3, 1, 1, 5, 40, 16, Causal::none, {0, 40, 40}), all_of(16));
-    c.run();
-    const std::vector<char> want = c.all_bits();
-    c.meant.spec.lengths = {-3, 41, std::numeric_limits<Int>::max()};
-    c.run();
-    EXPECT_TRUE(c.all_bits() == want);
+    const Spec s = sized_as(3, 1, 1, 5, 40, 16, Causal::none, {0, 40, 40});
+    auto all = changes_by_kernel<T>();
+    all.push_back({all_of(16), walk::Kernel::fa2});
+    for (const auto& [given, kernel] : all) {
+      const auto same_bits = [&, kernel = kernel](auto& c) {
+        c.kernel = kernel;
+        c.run();
+        const std::vector<char> want = c.all_bits();
+        c.meant.spec.lengths = {-3, 41, std::numeric_limits<Int>::max()};
+        c.run();
+        EXPECT_TRUE(c.all_bits() == want) << given.name() << ", kernel " << int(kernel);
+      };
+      ForwardOf<T> forward(s, given);
+      same_bits(forward);
+      BackwardOf<T> backward(s, given);
+      backward.deterministic = true;
+      same_bits(backward);
+    }
   });
 }
 
