@@ -756,22 +756,39 @@ TEST_F(dropout, AnyProblem) {
   }
 }
 
-// NaN in a key reaches exactly the rows that see it, whether they keep it or not: l has it.
+// NaN wherever `nan` says, and elsewhere the same bits.
+template <class T, class Where>
+void expect_nan(const Buffer<T>& now, const Buffer<T>& before, const Where& nan,
+                const std::string& what) {
+  Int wrong = 0;
+  now.for_each([&](Int b, Int h, Int i, Int e) {
+    const T &got = now.at(b, h, i, e), &was = before.at(b, h, i, e);
+    wrong += nan(h, i) ? !std::isnan(float(got)) : std::memcmp(&got, &was, sizeof(T)) != 0;
+  });
+  EXPECT_EQ(wrong, 0) << what << ", " << sizeof(T) << " bytes";
+}
+
+// NaN in a key reaches exactly the rows that see it, whether they keep it or not: l has it. In a
+// query it reaches its row. No other row has a bit changed.
 TEST_F(dropout, NaNStaysWhereItIsSeen) {
   each_type([]<class T>(T) {
-    for (const walk::Kernel kernel : who_takes<T>())
-      for (const bool in_key : {true, false}) {
-        Forwards<T> f(sized_as(1, 1, 1, 80, 80, 16, Causal::top_left), with(0.5));
-        f.kernel = kernel;
-        Buffer<T>& x = in_key ? f.c.K : f.c.Q;
-        const Buffer<T> before = x;
-        x.fill([&](Int, Int, Int j, Int e) {
-          return j == 37 && e == 3 ? std::nan("") : double(before.at(0, 0, j, e));
-        });
+    for (const walk::Kernel kernel : who_takes<T>()) {
+      Forwards<T> f(sized_as(1, 2, 1, 80, 80, 16, Causal::top_left), with(0.5));
+      f.kernel = kernel;
+      f.run();
+      const Buffer<T> O = f.c.O, Q = f.c.Q;
+      const Buffer<float> LSE = f.c.LSE;
+      for (const bool in_key : {false, true}) {
+        in_key ? f.c.K.at(0, 0, 37, 3) = T(NAN) : f.c.Q.at(0, 1, 37, 3) = T(NAN);
         f.run();
-        for (Int i = 0; i < 80; ++i)
-          EXPECT_EQ(std::isnan(float(f.c.O.at(0, 0, i, 0))), in_key ? i >= 37 : i == 37) << i;
+        const auto nan = [&](Int h, Int i) { return in_key ? i >= 37 : h == 1 && i == 37; };
+        const std::string what = std::string(in_key ? "NaN in a key" : "NaN in a query") +
+                                 ", kernel " + std::to_string(int(kernel));
+        expect_nan(f.c.O, O, nan, "O, " + what);
+        expect_nan(f.c.LSE, LSE, nan, "LSE, " + what);
+        f.c.Q = Q;
       }
+    }
   });
 }
 
@@ -782,16 +799,20 @@ TEST_F(dropout, PaddedKeysNeverLeak) {
       Forwards<T> f(s, with(0.3));
       Backwards<T> b(s, with(0.3));
       f.kernel = b.kernel = kernel;
+      b.deterministic = true;
+      f.run(), b.run();
+      EXPECT_EQ(f.verdict(), "");
+      EXPECT_EQ(b.verdict(), "");
+      const std::vector<char> O = f.bits(), gradients = b.bits();
       for (Buffer<T>* x : {&f.c.K, &f.c.V, &b.c.K, &b.c.V}) {
         const Buffer<T> before = *x;
         x->fill([&](Int n, Int, Int j, Int e) {
           return j >= s.lengths[std::size_t(n)] ? std::nan("") : double(before.at(n, 0, j, e));
         });
       }
-      f.run();
-      EXPECT_EQ(f.verdict(), "");
-      b.run();
-      EXPECT_EQ(b.verdict(), "");
+      f.run(), b.run();
+      EXPECT_TRUE(f.bits() == O) << "kernel " << int(kernel) << ", " << sizeof(T) << " bytes";
+      EXPECT_TRUE(b.bits() == gradients) << "kernel " << int(kernel);
     }
   });
 }
@@ -880,6 +901,11 @@ TEST_F(dropout, RefusesInWords) {
                      reinterpret_cast<const std::uint64_t*>(reinterpret_cast<const char*>(two) + 4);
                }),
                {"dropout: in_memory must be aligned to its element, 8 bytes"});
+  const auto at = [](const void* data) { return static_cast<const std::uint64_t*>(data); };
+  expect_words(why([&](P, X x) { x.seed = 0, x.in_memory = at(call.t.O.data); }),
+               {"dropout: O overlaps in_memory"});
+  expect_words(why([&](P, X x) { x.seed = 0, x.in_memory = at(call.t.LSE + 158); }),
+               {"dropout: LSE overlaps in_memory"});
   expect_words(why([](P p, X) { p.d = 129; }), {"dropout: d must lie in [1, 128], got 129"});
   expect_words(why([](P p, X) { p.Hq = 3; }), {"dropout: Hq must be a multiple of Hkv"});
   expect_words(why([](P p, X) { p.scale = INFINITY; }), {"dropout: scale must be finite"});
@@ -907,6 +933,9 @@ TEST_F(dropout, RefusesInWords) {
   using B = Backward<float>&;
   using O = walk::Options&;
   expect_words(why_back([](X x, B, O) { x.p = 1.5; }), {"dropout: p must lie in [0, 1), got 1.5"});
+  for (const float* data : {back.t.dQ.data, back.t.dK.data, back.t.dV.data})
+    expect_words(why_back([&](X x, B, O) { x.seed = 0, x.in_memory = at(data + 2); }),
+                 {"dropout: d", " overlaps in_memory"});
   expect_words(why_back([](X, B t, O) { t.LSE = nullptr; }), {"dropout: LSE must not be null"});
   expect_words(why_back([](X, B t, O) { t.O.data = nullptr; }), {"dropout: O must not be null"});
   expect_words(why_back([](X, B t, O) { t.dK.data = t.dV.data; }), {"dropout: d", "overlaps d"});
