@@ -1,6 +1,7 @@
 // From the public face to the kernels: check the arguments, turn p into a threshold, launch.
 #include <algorithm>
 #include <cmath>
+#include <span>
 #include <string>
 #include <type_traits>
 
@@ -41,6 +42,13 @@ void check_dropout(const Dropout& dropout) {
           ": in_memory must be aligned to its element, ", sizeof(std::uint64_t), " bytes");
   require(!dropout.in_memory || dropout.seed == 0, who,
           ": seed must be 0 if in_memory is given, which has one, got ", dropout.seed);
+}
+
+// What is drawn from is read when the kernel runs: it must not be what the kernel writes.
+void check_apart(const Dropout& dropout, std::span<const detail::Region> outputs) {
+  detail::Region two{"in_memory", dropout.in_memory, sizeof(std::uint64_t), 1, 1, 1, 2, 0, 0, 0};
+  two.optional = true;
+  detail::check_regions(who, {&two, 1}, outputs);
 }
 
 template <class T>
@@ -95,6 +103,7 @@ void forward(const Problem& p, const Dropout& dropout, const Forward<T>& t,
   check_sizes<T>(p);
   check_dropout(dropout);
   check_tensors(who, p, t);
+  check_apart(dropout, detail::outputs_of(p, t));
   check_kernel<T>(p, true, options.kernel);
   if (options.scratch.data)
     check_scratch(who, options.scratch, "sizeof(unsigned)", sizeof(unsigned), alignof(unsigned));
@@ -130,6 +139,7 @@ void backward(const Problem& p, const Dropout& dropout, const Backward<T>& t,
   check_sizes<T>(p);
   check_dropout(dropout);
   check_tensors(who, p, t);
+  check_apart(dropout, detail::outputs_of(p, t));
   check_kernel<T>(p, false, options.kernel);
   const bool rows = p.B > 0 && p.Hq > 0 && p.Nq > 0;
   require(!rows || t.LSE, who, ": LSE must not be null; let the forward write it");
