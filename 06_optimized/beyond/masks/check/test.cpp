@@ -1220,6 +1220,95 @@ TEST_F(masks, RefusesInWords) {
   expect_words(why_back([](M, B, D, O o) { o.scratch = {}; }),
                {"masks needs scratch_bytes() = 640 bytes of scratch, got null"});
 }
+// Each array of a pattern is aligned, and apart from each output.
+TEST_F(masks, RefusesArraysInWords) {
+  const Spec s = sized_as(2, 4, 2, 20, 40, 16);
+  ForwardCase<float> c(s, true);
+  BackwardCase<float> g(s);
+  const ForwardCall<float> call = c.call();
+  const BackwardCall<float> back = g.call();
+  struct Array {
+    const char* name;
+    Int element, n;
+    void (*put)(Problem& p, Pattern& m, const void* there);
+  };
+  const Array arrays[] = {
+      {"key_lengths", 8, 2,
+       [](Problem& p, Pattern&, const void* x) { p.key_lengths = static_cast<const Int*>(x); }},
+      {"prefix", 8, 2,
+       [](Problem&, Pattern& m, const void* x) { m.prefix = static_cast<const Int*>(x); }},
+      {"query_documents", 4, 2 * 20,
+       [](Problem&, Pattern& m, const void* x) {
+         m.query_documents = static_cast<const std::int32_t*>(x);
+       }},
+      {"key_documents", 4, 2 * 40,
+       [](Problem&, Pattern& m, const void* x) {
+         m.key_documents = static_cast<const std::int32_t*>(x);
+       }},
+      {"keys.offsets", 4, 2,
+       [](Problem&, Pattern& m, const void* x) {
+         m.keys.offsets = static_cast<const std::int32_t*>(x);
+       }},
+      {"keys.numbers", 4, 3,
+       [](Problem&, Pattern& m, const void* x) {
+         m.keys.numbers = static_cast<const std::int32_t*>(x);
+       }},
+      {"queries.offsets", 4, 2,
+       [](Problem&, Pattern& m, const void* x) {
+         m.queries.offsets = static_cast<const std::int32_t*>(x);
+       }},
+      {"queries.numbers", 4, 3,
+       [](Problem&, Pattern& m, const void* x) {
+         m.queries.numbers = static_cast<const std::int32_t*>(x);
+       }},
+      {"sinks", 4, 4,
+       [](Problem&, Pattern& m, const void* x) { m.sinks = static_cast<const float*>(x); }}};
+  constexpr Int bytes_of_one = 512;
+  std::vector<Int> memory(std::size(arrays) * bytes_of_one / 8), scratch(2 * 4 * 20);
+  const auto place = [&](std::size_t n) {
+    return reinterpret_cast<char*>(memory.data()) + Int(n) * bytes_of_one;
+  };
+  alignas(8) float sums[4] = {};
+  // All arrays at their places, but one of them there, in a call whose output is `dsinks`, or none.
+  const auto why = [&](const Array& one, const void* there, bool forward, float* dsinks) {
+    Problem p = call.p;
+    Pattern m;
+    m.keys.lists = m.queries.lists = 1;
+    m.keys.entries = m.queries.entries = 3;
+    for (std::size_t n = 0; n < std::size(arrays); ++n)
+      arrays[n].put(p, m, &arrays[n] == &one ? there : place(n));
+    walk::Options options;
+    options.scratch = {scratch.data(), scratch.size() * 8};
+    return refusal([&] {
+      if (forward)
+        walk::forward<float>(p, m, call.t, options);
+      else
+        walk::backward<float>(p, m, back.t, dsinks, options);
+    });
+  };
+  for (std::size_t n = 0; n < std::size(arrays); ++n) {
+    const Array& one = arrays[n];
+    const std::string name = one.name;
+    for (const bool forward : {true, false})
+      expect_words(why(one, place(n) + 1, forward, nullptr),
+                   {"masks: " + name + " must be aligned to its element, " +
+                    std::to_string(one.element) + " bytes"});
+    // Its last byte is the output's first ones.
+    const auto before = [&](const void* output) {
+      return static_cast<const char*>(output) - (one.n - 1) * one.element;
+    };
+    for (const auto& [output, data] :
+         {std::pair<const char*, const void*>{"O", call.t.O.data}, {"LSE", call.t.LSE}})
+      expect_words(why(one, before(data), true, nullptr),
+                   {"masks: " + std::string(output) + " overlaps " + name});
+    for (const auto& [output, data] : {std::pair<const char*, float*>{"dQ", back.t.dQ.data},
+                                       {"dK", back.t.dK.data},
+                                       {"dV", back.t.dV.data},
+                                       {"dsinks", sums}})
+      expect_words(why(one, before(data), false, data == sums ? sums : nullptr),
+                   {"masks: " + std::string(output) + " overlaps " + name});
+  }
+}
 #ifndef FA_WITHOUT_HALF
 TEST_F(masks, TensorCoresWantAPositiveScale) {
   Spec s = sized_as(1, 1, 1, 20, 20, 16);
