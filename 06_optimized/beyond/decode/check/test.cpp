@@ -806,16 +806,31 @@ TEST_F(decode, RefusesInWords) {
                {"decode: causal must be none", "Options::causal"});
   expect_words(why([](P p, T, O) { p.Nk = (1 << 30) + 1; }),
                {"decode: Nk must be at most 2^30, got 1073741825"});
+  expect_words(why([](P p, T, O) { p.B = 0, p.Hq = p.Hkv = Int(1) << 61; }),
+               {"decode: B * H * N * d does not fit 64 bits"});
   for (Int size : {8, 24, 512, -16, 0})
     expect_words(
         why([&](P, T t, O) { t.cache.page_size = size; }),
         {"decode: page_size must be a power of two in [16, 256], got " + std::to_string(size)});
   expect_words(why([](P, T t, O) { t.cache.table = nullptr; }),
                {"decode: table is a null pointer, but page_size is 16"});
+  expect_words(
+      why([](P, T t, O) { t.cache.table = nullptr, t.cache.page_size = t.cache.pages = 0; }),
+      {"page_size is 0, pages is 0 and table_stride is 5"});
   expect_words(why([](P, T t, O) { t.cache.pages = 0; }),
                {"decode: pages must lie in [1, 2^30], got 0"});
   expect_words(why([](P, T t, O) { t.cache.table_stride = 2; }),
                {"decode: table_stride must be at least ceil(Nk / page_size) = 3, got 2"});
+  expect_words(why([](P, T t, O) { t.cache.table_stride = Int(1) << 62; }),
+               {"decode: the table, B * table_stride * 4 bytes, must fit 64 bits signed",
+                "got B = 2 and table_stride = 4611686018427387904"});
+  expect_words(why([](P, T t, O) { t.cache.table_stride = Int(1) << 60; }),
+               {"got B = 2 and table_stride = 1152921504606846976"});
+  expect_words(why([](P, T t, O) {
+                 t.cache.table_stride = (Int(1) << 60) - 1;  // that fits
+                 t.Q.data = nullptr;
+               }),
+               {"decode: Q is a null pointer"});
   expect_words(why([](P, T, O o) { o.splits = 257; }),
                {"decode: splits must lie in [0, 256], got 257"});
   expect_words(why([](P, T, O o) { o.splits = -1; }),

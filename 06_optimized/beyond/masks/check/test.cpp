@@ -1177,6 +1177,8 @@ TEST_F(masks, RefusesInWords) {
   expect_words(why([](P p, M) { p.scale = INFINITY; }), {"masks: scale must be finite"});
   expect_words(why([](P p, M) { p.Nk = (1 << 29) + 1; }),
                {"masks: Nq and Nk must be at most 2^29, got 20 and 536870913"});
+  expect_words(why([](P p, M) { p.B = 0, p.Hq = p.Hkv = Int(1) << 60; }),
+               {"masks: B * H * N * d does not fit 64 bits"});
   expect_words(refusal([&] {
                  Forward<float> t = call.t;
                  t.O.data = const_cast<float*>(t.Q.data);

@@ -650,7 +650,8 @@ TEST_F(weights, SumsArePutOnTheStreamAndNobodyWaits) {
 TEST_F(weights, RefusesInWords) {
   Problem p = sized_as(2, 4, 2, 20, 40, 16).p;
   std::vector<float> Q(std::size_t(p.B * p.Hq * p.Nq * p.d)),
-      K(std::size_t(p.B * p.Hkv * p.Nk * 16)), L(std::size_t(p.B * p.Hq * p.Nq)),
+      K(std::size_t(p.B * p.Hkv * p.Nk * 16)),
+      L(std::size_t(p.B * p.Hq * p.Nk)),  // as many as there are sums, which are asked for there
       P(std::size_t(p.B * p.Hq * p.Nq * p.Nk));
   std::vector<std::int32_t> keys(std::size_t(p.B * p.Hq * p.Nq * 16));
   const walk::Inputs<float> all{contiguous<const float>(Q.data(), p.Hq, p.Nq, p.d),
@@ -689,6 +690,16 @@ TEST_F(weights, RefusesInWords) {
   expect_words(tile({0, 2, 0, 4}, [](R q, I, V) { q.Nk = (1 << 30) + 1; }),
                {"weights: Nk must be at most 2^30, got 1073741825"});
 
+  // What nobody asks for is counted, too.
+  expect_words(tile({0, 2, 0, 4}, [](R q, I, V) { q.B = 0, q.Hq = q.Hkv = Int(1) << 61; }),
+               {"weights: B * H * N * d does not fit 64 bits"});
+  expect_words(refusal([&] {
+                 Problem q = p;
+                 q.Hq = q.Hkv = Int(1) << 40, q.Nq = 0, q.Nk = 1 << 30;
+                 walk::column_sums(q, all, P.data());
+               }),
+               {"weights: B * H * N * d does not fit 64 bits"});
+
   const auto best = [&](int k, bool overlap) {
     return refusal([&] {
       walk::largest(p, all, 0, 20, k, contiguous(P.data(), p.Hq, 20, 16),
@@ -704,6 +715,13 @@ TEST_F(weights, RefusesInWords) {
   expect_words(refusal([&] { walk::column_sums<float>(p, all, nullptr); }),
                {"weights: sums is a null pointer"});
   expect_words(refusal([&] { walk::one_head(p, all, 2, 0); }), {"b must lie in [0, B = 2), got 2"});
+  walk::Inputs<float> far = all;
+  far.K.batch = Int(1) << 62;
+  expect_words(refusal([&] { walk::one_head(p, far, 1, 0); }),
+               {"weights: a stride of K reaches beyond 64 bits: 4611686018427387904"});
+  far = all, far.Q.head = -(Int(1) << 61);
+  expect_words(refusal([&] { walk::one_head(p, far, 1, 3); }),
+               {"weights: a stride of Q reaches beyond 64 bits: -2305843009213693952"});
   expect_words(refusal([&] { walk::one_head(p, all, 0, 4); }),
                {"h must lie in [0, Hq = 4), got 4"});
 }
