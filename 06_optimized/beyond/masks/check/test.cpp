@@ -277,6 +277,14 @@ void all_right(const Spec& s, const Meant& m, const std::string& what) {
   each_type([&]<class T>(T) { both_right<T>(s, m, what); });
 }
 
+// All kernels of a type, by name; fp32 has one.
+template <class T>
+std::vector<walk::Kernel> kernels() {
+  std::vector<walk::Kernel> all = {walk::Kernel::fa2};
+  if (sizeof(T) == 2 && optimized::device_capability() == 90) all.push_back(walk::Kernel::hopper);
+  return all;
+}
+
 Meant window(Int left, Int right, bool top_left = false, Int first = 0) {
   Meant m;
   m.left = left, m.right = right, m.top_left = top_left, m.first = first;
@@ -1075,32 +1083,58 @@ TEST_F(masks, LengthsAndPrefixesAreClamped) {
     const Spec s = sized_as(3, 1, 1, 20, 40, 16, Causal::none, {0, 40, 40});
     Meant m = window(5, 5);
     m.prefix = {0, 0, 40};
-    Forwards<T> f(s, m);
-    f.c.spec.lengths = {-3, 41, std::numeric_limits<Int>::max()};
+    const std::vector<Int> lengths = {-3, 41, std::numeric_limits<Int>::max()};
     Meant far = m;
     far.prefix = {7, -5, std::numeric_limits<Int>::max()};
     const There there(s.p, far);
-    f.run(&there.pattern);
-    f.c.spec.lengths = s.lengths;
-    EXPECT_EQ(f.verdict(), "");
+    const auto right = [&](auto& c, walk::Kernel kernel) {
+      c.kernel = kernel;
+      c.c.spec.lengths = lengths;
+      c.run(&there.pattern);
+      c.c.spec.lengths = s.lengths;
+      EXPECT_EQ(c.verdict(), "") << sizeof(T) << " bytes, kernel " << int(kernel);
+    };
+    for (const walk::Kernel kernel : kernels<T>()) {
+      Forwards<T> f(s, m);
+      right(f, kernel);
+      for (const bool deterministic : {false, true}) {
+        Backwards<T> b(s, m);
+        b.deterministic = deterministic;
+        if (!deterministic || kernel == walk::Kernel::hopper) right(b, kernel);
+      }
+    }
   });
 }
 
+// Block 1 of the keys is seen, block 0 is not; numbers of other blocks are passed over.
 TEST_F(masks, ListsAreClamped) {
   each_type([]<class T>(T) {
     const Spec s = sized_as(1, 1, 1, 20, 200, 16);
     Meant m;
     m.wanted = [](Int, Int, Int, Int j) { return j == 1; };
-    Forwards<T> f(s, m);
-    const std::vector<std::int32_t> numbers{-1, 1, 2, 1 << 30, INT32_MIN, INT32_MAX};
-    for (const auto& [from, to] : {std::pair<int, int>{0, 6}, {-7, INT32_MAX}}) {
-      const std::vector<std::int32_t> offsets{from, to};
-      const DeviceCopy copy({{const_cast<std::int32_t*>(numbers.data()), numbers.size() * 4},
-                             {const_cast<std::int32_t*>(offsets.data()), 8}});
+    const std::vector<std::int32_t> keys{-1, 1, 2, 1 << 30, INT32_MIN, INT32_MAX},
+        queries{-1, 1, 1 << 30, INT32_MIN, INT32_MAX, -1, 0, 1, 1 << 30, INT32_MIN, INT32_MAX};
+    // Of the last ones block 0 of the keys has a list that ends before it begins.
+    for (const auto& [of_keys, of_queries] :
+         {std::pair<std::vector<std::int32_t>, std::vector<std::int32_t>>{{0, 6}, {0, 5, 11}},
+          {{-7, INT32_MAX}, {-7, 5, INT32_MAX}},
+          {{INT32_MIN, 7}, {9, 5, 12}}}) {
+      const DeviceCopy copy(
+          {{const_cast<std::int32_t*>(keys.data()), keys.size() * 4},
+           {const_cast<std::int32_t*>(queries.data()), queries.size() * 4},
+           {const_cast<std::int32_t*>(of_keys.data()), of_keys.size() * 4},
+           {const_cast<std::int32_t*>(of_queries.data()), of_queries.size() * 4}});
       Pattern pattern;
-      pattern.keys = {copy.at(offsets.data()), copy.at(numbers.data()), 1, 6, 0, 0};
-      f.run(&pattern);
-      EXPECT_EQ(f.verdict(), "") << from;
+      pattern.keys = {copy.at(of_keys.data()), copy.at(keys.data()), 1, 6, 0, 0};
+      pattern.queries = {copy.at(of_queries.data()), copy.at(queries.data()), 2, 11, 0, 0};
+      for (const walk::Kernel kernel : kernels<T>()) {
+        Forwards<T> f(s, m);
+        Backwards<T> b(s, m);
+        f.kernel = b.kernel = kernel;
+        f.run(&pattern), b.run(&pattern);
+        EXPECT_EQ(f.verdict() + b.verdict(), "")
+            << of_keys[0] << ", " << sizeof(T) << " bytes, kernel " << int(kernel);
+      }
     }
   });
 }
@@ -1115,6 +1149,14 @@ TEST_F(masks, BrokenPromisesReadNothingElse) {
     Pattern pattern;
     pattern.keys = {copy.at(offsets.data()), copy.at(numbers.data()), 2, 4, 0, 0};
     pattern.queries = pattern.keys;
+    // The same, where neither numbers nor offsets are any that there are.
+    const std::vector<std::int32_t> wild{1 << 30, 1, -1, 1, 0, INT32_MAX},
+        wild_offsets{-7, 4, INT32_MAX};
+    const DeviceCopy wild_copy({{const_cast<std::int32_t*>(wild.data()), 24},
+                                {const_cast<std::int32_t*>(wild_offsets.data()), 12}});
+    Pattern nowhere;
+    nowhere.keys = {wild_copy.at(wild_offsets.data()), wild_copy.at(wild.data()), 2, 6, 0, 0};
+    nowhere.queries = nowhere.keys;
     Meant m;
     m.query_documents = documents(1, 150, 9, 1);
     m.key_documents = documents(1, 200, 9, 2);
@@ -1122,14 +1164,15 @@ TEST_F(masks, BrokenPromisesReadNothingElse) {
     std::shuffle(m.query_documents.begin(), m.query_documents.end(), std::mt19937_64(4));
     m.sorted = true;
     const There there(s.p, m);
-    for (const Pattern* broken : {&std::as_const(pattern), &there.pattern}) {
-      Forwards<T> f(s, {});
-      f.run(broken);
-      EXPECT_EQ(f.c.check_memory_untouched(), "");
-      Backwards<T> b(s, {});
-      b.run(broken);
-      EXPECT_EQ(b.c.check_memory_untouched() + b.fault, "");
-    }
+    for (const Pattern* broken : {&std::as_const(pattern), &std::as_const(nowhere), &there.pattern})
+      for (const walk::Kernel kernel : kernels<T>()) {
+        if (kernel == walk::Kernel::hopper && broken->query_documents) continue;
+        Forwards<T> f(s, {});
+        Backwards<T> b(s, {});
+        f.kernel = b.kernel = kernel;
+        f.run(broken), b.run(broken);
+        EXPECT_EQ(f.c.check_memory_untouched() + b.c.check_memory_untouched() + b.fault, "");
+      }
   });
 }
 
