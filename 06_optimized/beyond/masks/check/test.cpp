@@ -253,7 +253,8 @@ void right_by(walk::Kernel kernel, const Spec& s, const Meant& m, const std::str
   f.run();
   EXPECT_EQ(f.verdict(), "") << "forward, " << who;
   // The best one may add in turns or not; on the CPU it does one of both.
-  const bool one_way = sizeof(T) == 4 || kernel == walk::Kernel::fa2;
+  const bool one_way = sizeof(T) == 4 || kernel == walk::Kernel::fa2 ||
+                       (kernel == walk::Kernel::hopper && m.wanted);  // it takes no list in turns
   static int calls = 0;
   const bool second = ++calls % 2 == 1;
   for (const bool deterministic : {false, true}) {
@@ -590,6 +591,43 @@ TEST_F(masks, AnyPattern) {
 #endif
   }
 }
+
+#ifndef FA_WITHOUT_HALF
+// By hopper, which takes no documents, and d and strides in eights.
+TEST_F(masks, AnyPatternByHopper) {
+  if (optimized::device_capability() != 90) GTEST_SKIP() << "hopper is for 9.0 alone";
+  std::mt19937_64 random(17);
+  const auto below = [&](Int n) { return Int(random() % std::uint64_t(n)); };
+  for (int n = 0; n < int(sized(60, 8)); ++n) {
+    const Int B = 1 + below(2), Hkv = 1 + below(2), most = sized(500, 190);
+    const Int Nq = 1 + below(most), Nk = 1 + below(most), d = 8 * (1 + below(n % 2 ? 8 : 16));
+    const Causal causal = below(3) == 0 ? Causal::bottom_right : Causal::none;
+    Spec s = sized_as(B, Hkv * (1 + below(2)), Hkv, Nq, Nk, d, causal);
+    s.seed = std::uint64_t(n);
+    s.layout.order = below(2) ? Layout::Order::BNHD : Layout::Order::BHND;
+    s.layout.in_16_bytes = true, s.layout.gap = below(3);
+    for (Int b = 0; b < B && n % 4 != 0; ++b) s.lengths.push_back(below(Nk + 1));
+    Meant m;
+    if (below(3)) m.left = below(150);
+    if (below(3) && causal == Causal::none) m.right = below(150);
+    m.top_left = causal == Causal::none && below(2) != 0;
+    if (below(2)) m.first = below(50);
+    for (Int b = 0; b < B && n % 3 == 0; ++b) m.prefix.push_back(below(Nk + 1));
+    for (Int h = 0; h < s.p.Hq && n % 5 < 2; ++h) m.sinks.push_back(float(below(9)) - 4);
+    if (n % 4 > 1) {
+      const Int salt = below(1000);
+      m.wanted = [salt](Int b, Int h, Int i, Int j) {
+        return (salt + 7 * b + 5 * h + 3 * i + j) % 4 != 0;
+      };
+    }
+    const std::string what = "pattern " + std::to_string(n) + ", " + said(m);
+    if (below(2))
+      right_by<bf16>(walk::Kernel::hopper, s, m, what);
+    else
+      right_by<half>(walk::Kernel::hopper, s, m, what);
+  }
+}
+#endif
 
 // ---- which tiles: by numbers alone ----
 
