@@ -56,11 +56,12 @@ void check_kernel([[maybe_unused]] const Problem& p, [[maybe_unused]] bool forwa
   require(kernel >= Kernel::best && kernel <= Kernel::hopper, who,
           ": kernel has the unknown value ", static_cast<int>(kernel));
   if constexpr (is_half<T>) {
-    const char* const name = forward ? "fa2" : "swizzle";
+    const char* const name = kernel == Kernel::hopper ? "hopper" : forward ? "fa2" : "swizzle";
     const std::string why = optimized::wrong_capability(name, 80, optimized::device_capability());
     require(why.empty(), who, ": ", why);
-    require(!forward || float(p.softmax_scale()) > 0, who, ": fa2: scale must be > 0 in fp32, got ",
-            p.softmax_scale(), "; the maximum is taken before scaling");
+    require(!forward || float(p.softmax_scale()) > 0, who, ": ", name,
+            ": scale must be > 0 in fp32, got ", p.softmax_scale(),
+            "; the maximum is taken before scaling");
     const std::string wrong = optimized::wrong_scale(p);
     require(wrong.empty(), who, ": ", name, wrong);
   }

@@ -470,7 +470,38 @@ TEST_F(dropout, HopperRefusesInWords) {
   expect_words(why(20, false), {"dropout: hopper wants keys, d a multiple of 8"});
   expect_words(why(20, true), {"dropout: hopper wants queries and keys, d a multiple of 8"});
   expect_words(why(136, true), {"dropout: hopper's backward takes d up to 128, got 136"});
-  Forwards<bf16> f(sized_as(1, 1, 1, 20, 20, 16), with(0.1));
+
+  using D = Device<bf16>;
+  const Spec s = sized_as(1, 1, 1, 20, 20, 16);
+  ForwardCase<bf16> c(s, true);
+  BackwardCase<bf16> g(s);
+  alignas(4) char counter[8] = {};
+  const auto forward = [&](auto change, Scratch scratch) {
+    Problem p = c.call().p;
+    Forward<D> t = as_device<D>(c.call().t);
+    change(p, t);
+    return refusal([&] {
+      walk::forward(p, with(0.1), t, {nullptr, scratch, walk::Kernel::hopper});
+    });
+  };
+  const auto as_it_is = [](Problem&, Forward<D>&) {};
+  expect_words(forward([](Problem&, Forward<D>& t) { t.K.data += 4; }, {}),
+               {"dropout: hopper wants keys, d a multiple of 8"});
+  expect_words(forward([](Problem&, Forward<D>& t) { t.V.row += 1; }, {}),
+               {"dropout: hopper wants keys, d a multiple of 8"});
+  expect_words(forward([](Problem& p, Forward<D>&) { p.scale = -1; }, {}),
+               {"dropout: hopper: scale must be > 0"});
+  expect_words(forward(as_it_is, {counter, 3}),
+               {"dropout needs sizeof(unsigned) = 4 bytes of scratch, got 3"});
+  expect_words(forward(as_it_is, {counter + 2, 4}), {"aligned"});
+  expect_words(refusal([&] {
+                 Backward<D> t = as_device<D>(g.call().t);
+                 t.LSE = nullptr;
+                 walk::backward(g.call().p, with(0.1), t, {nullptr, {}, walk::Kernel::hopper});
+               }),
+               {"dropout: LSE must not be null"});
+
+  Forwards<bf16> f(s, with(0.1));
   f.kernel = walk::Kernel(7);
   expect_words(refusal([&] { f.run(); }), {"dropout: kernel has the unknown value 7"});
 }
