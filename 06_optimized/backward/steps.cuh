@@ -17,9 +17,6 @@
 
 namespace fa::optimized {
 
-// Bytes of shared memory that a block of threads may have on compute capability 9.0.
-constexpr std::size_t most_shared = 227 * 1024;
-
 // ---- the mask ----
 
 // P_ij = 0 where query i does not see key j; hidden[r] counts hidden queries from the thread's

@@ -36,7 +36,7 @@ FORWARD = Pass(
     {"mma": "1 tensor cores", "cp_async": "2 cp.async", "swizzle": "3 swizzle, ldmatrix", "wide_warps": "4 wide warps",
      "two_loops": "5 two loops", "fa2": "fa2, the whole contract", "tma": "6 TMA", "wgmma": "7 wgmma",
      "ring": "8 ring of barriers", "specialised": "9 specialised warps",
-     "lock": "10 ping-pong", "no_lock": "10 without the lock", "overlap": "11 overlap", "rows": "12 row by row",
+     "lock": "10 lock", "no_lock": "10 without the lock", "overlap": "11 overlap", "rows": "12 row by row",
      "persistent": "13 persistent", "longest_first": "14 longest first", "hopper": "hopper, the whole contract"},
     {"hopper": "hopper", "fa2": "fa2 (mma.sync)"},
     (("hopper / cuDNN", "hopper", "cudnn"), ("hopper / FlashAttention-3", "hopper", "fa3"),
@@ -67,6 +67,7 @@ PEERS = {"cudnn": "cuDNN", "fa2": "FlashAttention-2, PyTorch", "fa3": FA3}
 PEERS_DETERMINISTIC = {"fa3_deterministic": f"{FA3}, the same bits"}  # in tables only
 RESULTS = Path(__file__).resolve().parents[1] / "results"
 KERNELS = RESULTS / "kernels.json"
+BEST = RESULTS / "best.txt"  # of best.py
 TIMELINE, TIMELINE_BACKWARD = RESULTS / "timeline.json", RESULTS / "timeline_backward.json"
 # Keys from which on the forward's hopper has another kernel without a mask, but at d = 64 (forward/hopper.cu).
 PAIRS_FROM = 8192
@@ -82,13 +83,36 @@ MASK = ("none", "causal")
 CHIPS = ("hot", "cool", "sustained")  # the ways of compare.py; the last one is not in every record
 
 
+@dataclass(frozen=True)
+class Aim:
+    """What we wanted of FlashAttention-3's speed in every cell of a pass, on a hot chip, a cool one and sustained."""
+
+    what: str
+    d: int
+    causal: int
+    wanted: float
+    short: float | None = None  # up to N = 1024
+    busy: float | None = None  # on a cool chip and sustained
+    same_bits: bool = False
+
+    def of(self, n: float, chip: str) -> float:
+        return self.busy if self.busy and chip != "hot" else self.short if self.short and n <= 1024 else self.wanted
+
+
+AIMS = (Aim("forward", 64, 0, 1.02, 1.24), Aim("forward", 64, 1, 1.03, 1.17), Aim("forward", 128, 0, 1.00, busy=0.99),
+        Aim("forward", 128, 1, 1.00, busy=0.98), *(Aim("forward", 256, causal, 0.99, 1.02) for causal in (0, 1)),
+        *(Aim("backward", 64, causal, 1.00) for causal in (0, 1)), *(Aim("backward", 128, causal, 1.02, 1.00) for causal in (0, 1)),
+        *(Aim("backward", 256, causal, 1.05) for causal in (0, 1)), Aim("backward", 64, 0, 1.00, same_bits=True),
+        Aim("backward", 64, 1, 0.95, same_bits=True), Aim("backward", 128, 0, 1.00, same_bits=True),
+        Aim("backward", 128, 1, 1.02, same_bits=True), Aim("step", 64, 1, 1.06), Aim("step", 64, 1, 1.00, same_bits=True))
+
+
 def charts(r: Results) -> list[Chart | Table]:
     items = [item for p in (FORWARD, BACKWARD) for item in (
         ladder(r, p), *(speed(r, p, d) for d in (64, 128, 256)), *(ratios(r, p, chip) for chip in CHIPS),
         errors(r, p), groups(r, p), line_through(r, p)) if item]
     items += [chart for causal in (0, 1) if (chart := passes(r, causal))]
-    if step := steps(r):
-        items.append(step)
+    items += [item for item in (steps(r), missed(r)) if item]
     if not items:
         raise BadResults("no row of stage06 in bf16; measure it too")
     if TIMELINE.is_file() and json.loads(TIMELINE.read_text(encoding="utf-8"))["device"] != r.context["device"]:
@@ -311,6 +335,32 @@ def steps(r: Results) -> Table | None:
     return table(r, BACKWARD, "steps", ["a step by", "chip", "ms", "TFLOP/s", "speed relative to cuDNN"], lines)
 
 
+def missed(r: Results) -> Table | None:
+    """The cells that fall short of AIMS, round by round."""
+    lines, cells = [], 0
+    best = dict(line.split(" ", 1) for line in BEST.read_text(encoding="utf-8").splitlines()) if BEST.is_file() else {}
+    for aim in AIMS:
+        ours, theirs = ("best_deterministic", "fa3_deterministic") if aim.same_bits else (
+            next(iter(FORWARD.final)) if aim.what == "forward" else "best", "fa3")
+        for chip in CHIPS:
+            by = group(rows(r, aim.what, ours, chip, d=aim.d, causal=aim.causal), "N")
+            rival = group(rows(r, aim.what, theirs, chip, "peer", d=aim.d, causal=aim.causal), "N")
+            for n in sorted(set(by) & set(rival)):
+                found, wanted = ratio(rival[n], by[n], "time").mid, aim.of(n, chip)
+                cells += 1
+                if round(found, 3) < wanted:
+                    cell = f"{aim.what}/{ours}/N:{n:g}/d:{aim.d}/causal:{aim.causal}/G:1/chip:{chip}/bf16"
+                    had, commit = best.get(cell, f"{found} -").split()
+                    lines.append([aim.what + (", the same bits" if aim.same_bits else ""), f"{aim.d}", MASK[aim.causal], chip,
+                                  f"{n:g}", f"{wanted:.2f}", f"{found:.3f}",
+                                  f"{float(had):.3f} ({commit})" if float(had) > found + 5e-4 else "this"])
+    if not cells:
+        return None
+    header = ["pass", "d", "mask", "chip", "N", f"wanted of {FA3}'s speed", "measured", "the best ever"]
+    return Table("missed", header, lines, FORWARD.page,
+                 f"{len(lines)} of {cells} cells, on {r.context['device']} (`results/{r.path.name}`).")
+
+
 def line_through(r: Results, p: Pass) -> Table | None:
     """Times are nearly a line over the number of steps: its slope is what a step takes, the rest is there at any N."""
     sms, best = int(r.context["cores"]), next(iter(p.final))
@@ -364,7 +414,7 @@ FORWARD_STEPS = Steps(
     TIMELINE, timeline.FORWARD, "README.md", {"S": "Q Kᵀ", "PV": "P V", "softmax": "softmax"},
     ["512", "512", "512 or more", "2048 or more"],
     {"mma": "37888", "cp_async": "37888", "swizzle": "5632", "wide_warps": "3096", "two_loops": "3072", "fa2": "3072",
-     "tma": "4352", **dict.fromkeys(("wgmma", "ring", "specialised"), "2048 – 3072")}, "2048", 4,
+     "tma": "5376", **dict.fromkeys(("wgmma", "ring", "specialised"), "2048 – 3072")}, "2048", 4,
     "Parts are dashes where products are `mma.sync`, which nobody requests or waits for.")
 # For 64 queries and 128 keys. Of each group 64 keys: 256 cycles of the tensor cores a product. Both groups: 5 products; 3200
 # of shared memory.
@@ -400,7 +450,8 @@ def cycles(r: Results, p: Pass, s: Steps) -> Table:
             lines.append([title, *("–" for _ in s.parts), predicted, "–", "–", f"{1e-12 * median(found, 'flops'):.0f}"])
     said = (f"Cycles of an SM on {data['device']}, {data['setting']} (`results/{s.file.name}`); a step has {queries} queries and "
             f"{keys} keys. Parts are from the request, or from what they wait for, until somebody has waited; the clock is what "
-            f"step and time imply, if all SMs are busy. {s.why}")
+            f"step and time with stamps imply, if all SMs are busy; TFLOP/s is without stamps. A run of its own: for the order "
+            f"of the rungs look at the ladder's chart. {s.why}")
     if missing:
         said += f" Where the step is a dash, too, it was not stamped, and the speed is that of `results/{r.path.name}`."
     return Table("cycles" if p is FORWARD else "cycles_backward",

@@ -29,6 +29,7 @@ struct Shared {
   alignas(1024) T Q[Br * D], K[stages][Bc * D], V[stages][Bc * D];
   Barrier Q_full, K_full[stages], K_free[stages], V_full[stages], V_free[stages];
 };
+static_assert(sizeof(Shared) <= most_shared);
 
 // Asks for a tile of `rows` rows, from row `first` of head h on.
 template <int rows>

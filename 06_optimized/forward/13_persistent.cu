@@ -30,6 +30,7 @@ struct Shared {
   Barrier Q_full[Q_buffers], Q_free[Q_buffers];
   Barrier K_full[stages], K_free[stages], V_full[stages], V_free[stages];
 };
+static_assert(sizeof(Shared) <= most_shared);
 
 // Asks for a tile of `rows` rows, from row `first` of head h on.
 template <int rows>

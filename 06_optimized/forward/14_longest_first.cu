@@ -33,6 +33,7 @@ struct Shared {
   Barrier K_full[stages], K_free[stages], V_full[stages], V_free[stages];
   int tile[Q_buffers];  // whose Q lies there: a number in the order, or one past the last
 };
+static_assert(sizeof(Shared) <= most_shared);
 
 // Asks for a tile of `rows` rows, from row `first` of head h on.
 template <int rows>

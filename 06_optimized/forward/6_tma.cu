@@ -29,6 +29,7 @@ struct Shared {
   alignas(1024) T Q[Br * D], K[Bc * D], V[Bc * D];
   Barrier Q_full, KV_full;
 };
+static_assert(sizeof(Shared) <= most_shared);
 
 // Asks for a tile of `rows` rows, from row `first` of head h on.
 template <int rows>

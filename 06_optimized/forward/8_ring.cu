@@ -29,6 +29,7 @@ struct Shared {
   alignas(1024) T Q[Br * D], K[K_stages][Bc * D], V[V_stages][Bc * D];
   Barrier Q_full, K_full[K_stages], K_free[K_stages], V_full[V_stages], V_free[V_stages];
 };
+static_assert(sizeof(Shared) <= most_shared);
 
 // Asks for a tile of `rows` rows, from row `first` of head h on.
 template <int rows>

@@ -259,6 +259,7 @@ template <class Tiles, class T>
 void launch(const Problem& p, const Forward<T>& t, float scale, unsigned* taken,
             cudaStream_t stream, bool by_tile) {
   constexpr std::size_t bytes = sizeof(Shared<Tiles, T>);
+  static_assert(bytes <= most_shared);
   const ForwardMaps maps =
       Tiles::tma ? maps_of(p, t, Tiles::Br, Tiles::Bc / Tiles::cluster) : ForwardMaps{};
   const Order<int> order = order_of<Tiles>(p, taken);

@@ -21,6 +21,9 @@
 
 namespace fa::optimized {
 
+// Bytes of shared memory that a block of threads may have on compute capability 9.0.
+constexpr std::size_t most_shared = 227 * 1024;
+
 // ---- host ----
 
 // Can the copy engine read this view? Addresses and strides are multiples of 16 bytes, and no

@@ -19,7 +19,8 @@
 #   stage06_layouts_tests  check/test_layouts.cpp: host code, built everywhere; stage06.layouts.*
 #   stage06_bench, stage06_peer
 #   stage06_emulated       says how long the emulator takes
-#   stage06_kernels        writes results/kernels.json: what ptxas said about every kernel
+#   stage06_kernels        writes results/kernels.json: what ptxas said about every kernel of the ladders
+#   stage06.kernels_recorded  fails where that file has other kernels than these; only with FA_WERROR
 #   stage06_tested         builds what the tests need, but neither the benchmark nor a mutant
 #   stage06_all            builds all of these but the one before
 #   mutants                stage06.mutant.*: on the CPU, in the order of time that check/mutants.txt names;
@@ -200,19 +201,28 @@ macro(fa_ladder_kernels)
     fa_kernels(${library}_entry allowed)
   endif()
   set(kernels)
+  set(recorded)  # of the two ladders
   foreach(file IN LISTS S_AMPERE S_HOPPER)
     fa_ladder_target(target ${file})
     fa_ladder_object(${target} ${file} ${file})
     fa_ladder_watch(${target} ${file})
     list(APPEND kernels $<TARGET_OBJECTS:${target}>)
+    if(NOT file MATCHES "^beyond/")
+      list(APPEND recorded $<TARGET_OBJECTS:${target}>)
+    endif()
   endforeach()
   add_library(${library} STATIC $<TARGET_OBJECTS:${library}_entry> ${kernels})
   target_link_libraries(${library} PUBLIC fa_core fa_cuda)
   add_dependencies(${stage}_tested ${library})
   add_custom_target(${stage}_kernels VERBATIM COMMAND_EXPAND_LISTS
     COMMAND ${Python3_EXECUTABLE} ${PROJECT_SOURCE_DIR}/common/cmake/ptxas.py collect
-            ${CMAKE_CURRENT_SOURCE_DIR}/results/kernels.json ${kernels})
+            ${CMAKE_CURRENT_SOURCE_DIR}/results/kernels.json ${recorded})
   add_dependencies(${stage}_kernels ${library})
+  if(BUILD_TESTING AND FA_WERROR)  # who tries another kernel need not record it
+    add_test(NAME ${stage}.kernels_recorded COMMAND_EXPAND_LISTS COMMAND ${Python3_EXECUTABLE}
+      ${PROJECT_SOURCE_DIR}/common/cmake/ptxas.py check ${CMAKE_CURRENT_SOURCE_DIR}/results/kernels.json ${recorded})
+    set_tests_properties(${stage}.kernels_recorded PROPERTIES LABELS ${stage})
+  endif()
 
   if(NOT S_PTX_TESTS)
     set(S_PTX_TESTS check/test_ptx.cu)

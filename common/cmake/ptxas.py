@@ -3,6 +3,7 @@
     ptxas.py compile --spills=error -- nvcc ... -c kernel.cu -o kernel.o    a CUDA_COMPILER_LAUNCHER
     ptxas.py compile --device-code-alone ...                                and the object is empty: in a third of the time
     ptxas.py collect TABLE.json OBJECT...                                   one table of a whole build
+    ptxas.py check TABLE.json OBJECT...                                     has the table the kernels of this build?
 
 Beside each object it writes OBJECT.ptxas.json: registers, shared memory, stack and spills of each kernel. Two things
 are silent otherwise and cost a kernel much of its speed, so they end the build: registers spilled to memory (for
@@ -148,7 +149,7 @@ def compile_watched(command: Sequence[str], spills: str, device_code_alone: bool
     return 0
 
 
-def collect(table: Path, objects: Sequence[Path]) -> int:
+def said_of(objects: Sequence[Path]) -> list[dict[str, object]] | None:
     kernels = []
     for path in objects:
         try:
@@ -157,11 +158,29 @@ def collect(table: Path, objects: Sequence[Path]) -> int:
         except (OSError, ValueError, KeyError, TypeError):
             print(f"ptxas.py: {path}: no usable {path.name}.ptxas.json beside it; delete the object and build again",
                   file=sys.stderr)
-            return 1
+            return None
+    return kernels
+
+
+def collect(table: Path, objects: Sequence[Path]) -> int:
+    if (kernels := said_of(objects)) is None:
+        return 1
     table.parent.mkdir(parents=True, exist_ok=True)
     write_whole(table, {"kernels": kernels})
     print(table)
     return 0
+
+
+def check(table: Path, objects: Sequence[Path]) -> int:
+    """Of the names alone: registers differ from one architecture to the next."""
+    if (kernels := said_of(objects)) is None:
+        return 1
+    here, there = ({(k["source"], k["name"]) for k in some}
+                   for some in (kernels, json.loads(table.read_text(encoding="utf-8"))["kernels"]))
+    for words, names in (("lacks", here - there), ("has, and this build lacks,", there - here)):
+        for source, name in sorted(names):
+            print(f"ptxas.py: {table.name} {words} {name} of {source}; record it anew: docs/machines.md", file=sys.stderr)
+    return int(here != there)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -171,13 +190,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     one.add_argument("--spills", choices=("error", "warning", "allowed"), required=True)
     one.add_argument("--device-code-alone", action="store_true", help="no program will be run; for one architecture")
     one.add_argument("command", nargs="+")
-    one = modes.add_parser("collect", help="write the table of these objects' kernels")
-    one.add_argument("table", type=Path)
-    one.add_argument("objects", type=Path, nargs="*")
+    for name, what in (("collect", "write the table of these objects' kernels"), ("check", "compare their names with it")):
+        one = modes.add_parser(name, help=what)
+        one.add_argument("table", type=Path)
+        one.add_argument("objects", type=Path, nargs="*")
     options = parser.parse_args(argv)
     if options.mode == "compile":
         return compile_watched(options.command, options.spills, options.device_code_alone)
-    return collect(options.table, options.objects)
+    return (collect if options.mode == "collect" else check)(options.table, options.objects)
 
 
 if __name__ == "__main__":

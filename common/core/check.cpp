@@ -21,10 +21,11 @@ namespace {
 
 using Int = std::int64_t;
 
+// A size of 0 leaves the product of the others to be asked for: strides are made of them.
 bool product_fits(std::initializer_list<Int> factors) {
   Int product = 1;
   for (Int f : factors)
-    if (__builtin_mul_overflow(product, f, &product)) return false;
+    if (__builtin_mul_overflow(product, std::max<Int>(f, 1), &product)) return false;
   return true;
 }
 
@@ -41,7 +42,7 @@ void check_problem(const char* who, const Problem& p, Int max_d) {
   require(p.Hkv > 0 ? p.Hq % p.Hkv == 0 : p.Hq == 0, who,
           ": Hq must be a multiple of Hkv, got Hq = ", p.Hq, ", Hkv = ", p.Hkv);
   require(product_fits({p.B, p.Hq, p.Nq, p.d, 16}) && product_fits({p.B, p.Hkv, p.Nk, p.d, 16}) &&
-              product_fits({p.B, p.Hq, p.Nq, std::max<Int>(p.Nk, 1)}),
+              product_fits({p.B, p.Hq, p.Nq, p.Nk}),
           who, ": B * H * N * d does not fit 64 bits");
   require(
       p.causal == Causal::none || p.causal == Causal::top_left || p.causal == Causal::bottom_right,

@@ -112,6 +112,11 @@ TEST(Check, NamesTheSizeThatIsWrongWithItsValue) {
   // Each tensor would fit, but nobody could count the scores.
   EXPECT_EQ(words([](Problem& p) { p.Nq = p.Nk = Int(1) << 32; }),
             "me: B * H * N * d does not fit 64 bits");
+  // Nothing to do, but strides that nobody could count.
+  EXPECT_EQ(words([](Problem& p) { p.B = 0, p.Hq = p.Hkv = Int(1) << 61; }),
+            "me: B * H * N * d does not fit 64 bits");
+  EXPECT_EQ(words([](Problem& p) { p.Hq = p.Hkv = Int(1) << 40, p.Nk = Int(1) << 30, p.Nq = 0; }),
+            "me: B * H * N * d does not fit 64 bits");
 }
 
 TEST(Check, AScaleMustBeFiniteInTheTypeOfTheScores) {

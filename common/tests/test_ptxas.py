@@ -124,6 +124,27 @@ class Watching(unittest.TestCase):
         self.assertEqual(table.read_bytes(), before)
         self.assertEqual([path.name for path in table.parent.iterdir()], ["kernels.json"])
 
+    def test_a_table_has_the_kernels_of_the_build(self) -> None:
+        self.compiled(CLEAN)
+        table = self.root / "kernels.json"
+        tool = [sys.executable, str(TOOL)]
+        subprocess.run([*tool, "collect", str(table), str(self.object)], check=True, capture_output=True)
+
+        def checked() -> tuple[int, str]:
+            done = subprocess.run([*tool, "check", str(table), str(self.object)], capture_output=True, text=True, check=False)
+            return done.returncode, done.stderr
+
+        self.assertEqual(checked(), (0, ""))
+        recorded = table.read_text()
+        table.write_text(recorded.replace('"registers": ', '"registers": 1'))  # another architecture's
+        self.assertEqual(checked(), (0, ""))
+        name = json.loads(recorded)["kernels"][0]["name"]
+        table.write_text(recorded.replace(name, "gone"))
+        code, said = checked()
+        self.assertEqual(code, 1)
+        self.assertIn(f"kernels.json lacks {name} of forward/kernel.cu", said)
+        self.assertIn("this build lacks, gone of forward/kernel.cu", said)
+
 
 class Reading(unittest.TestCase):
     def test_each_architecture_is_a_row(self) -> None:

@@ -18,12 +18,12 @@ sys.path.insert(0, str(ROOT / "common" / "measure" / "charts"))
 
 from said import changed  # noqa: E402
 
-# Where a walk begins, and how many lines of code may come: its idea, and not much else.
+# Where a walk begins, and how many lines of code may go and may come: its idea, and not much else.
 PARENTS = {"tiled.cu": ROOT / "04_cuda_forward" / "tiled.cu", "fa2.cu": ROOT / "06_optimized" / "forward" / "fa2.cu"}
-MAY_COME = 60
-# Those that take more, each for a reason that its page gives. They may shrink.
-MORE_MAY_COME = {"decode/fa2.cu": 235, "weights/fa2.cu": 180}
-# The last step of each ladder before the kernel of the whole contract: as many lines may come.
+MAY_CHANGE = 60
+# Those that go and come in files that take more, each for a reason that its page gives. They may shrink.
+MORE_MAY_CHANGE = {"decode/fa2.cu": (100, 235), "weights/fa2.cu": (144, 180)}
+# The last step of each ladder before the kernel of the whole contract: as many lines may change.
 LAST = ("forward/4_wide_warps.cu", "forward/5_two_loops.cu"), ("forward/13_persistent.cu", "forward/14_longest_first.cu"), \
     ("backward/9_masks.cu", "backward/10_in_order.cu")
 KINDS = {"std::int64_t": ctypes.c_int64, "std::uint64_t": ctypes.c_uint64, "double": ctypes.c_double,
@@ -65,8 +65,8 @@ class Steps(unittest.TestCase):
     def test_the_last_rungs_are_short(self) -> None:
         for before, last in LAST:
             with self.subTest(rung=last):
-                _, come = changed(BEYOND.parent / before, BEYOND.parent / last, space=False, code=True)
-                self.assertLessEqual(come, MAY_COME)
+                go, come = changed(BEYOND.parent / before, BEYOND.parent / last, space=False, code=True)
+                self.assertLessEqual(max(go, come), MAY_CHANGE)
 
     def test_every_walk_is_short(self) -> None:
         walks = sorted(readme.parent for readme in BEYOND.glob("*/README.md"))
@@ -75,10 +75,12 @@ class Steps(unittest.TestCase):
             for name, parent in PARENTS.items():
                 file = f"{walk.name}/{name}"
                 with self.subTest(file=file):
-                    _, come = changed(parent, walk / name, space=False, code=True)
-                    self.assertLessEqual(come, MORE_MAY_COME.get(file, MAY_COME))
-                    if file in MORE_MAY_COME:
-                        self.assertGreater(come, MAY_COME, "is no exception any more")
+                    go, come = changed(parent, walk / name, space=False, code=True)
+                    may_go, may_come = MORE_MAY_CHANGE.get(file, (MAY_CHANGE, MAY_CHANGE))
+                    self.assertLessEqual(go, may_go)
+                    self.assertLessEqual(come, may_come)
+                    if file in MORE_MAY_CHANGE:
+                        self.assertGreater(max(go, come), MAY_CHANGE, "is no exception any more")
 
 
 class Calls(unittest.TestCase):

@@ -30,10 +30,10 @@ template <class T>
 inline constexpr int widest = sizeof(T) == 4 ? 128 : 256;  // d, at most
 
 // Keys and values of all sequences, up to Nk for each; key_lengths of the problem says how many
-// there are, with the new ones. Contiguous, if `table` is null: K and V are [B, Hkv, Nk, d]. Else
-// in pages: K and V are [pages, Hkv, page_size, d], and token j of sequence b is row j % page_size
-// of page table[b * table_stride + j / page_size]. Sequences may share pages that nobody appends
-// to. What lies behind a sequence's length is never read.
+// there are, with the new ones. Contiguous, if `table` is null, and what follows it 0: K and V are
+// [B, Hkv, Nk, d]. Else in pages: K and V are [pages, Hkv, page_size, d], and token j of sequence b
+// is row j % page_size of page table[b * table_stride + j / page_size]. Sequences may share pages
+// that nobody appends to. What lies behind a sequence's length is never read.
 template <class T>
 struct Cache {
   View<T> K, V;                         // written only where new tokens are appended

@@ -1,5 +1,6 @@
 // From the public face to the kernels: check the arguments, choose the number of parts, launch.
 #include <algorithm>
+#include <limits>
 #include <string>
 #include <type_traits>
 
@@ -29,8 +30,9 @@ void check_sizes(const Problem& p) {
 template <class T>
 void check_cache(const Problem& p, const Cache<T>& c) {
   if (!c.table) {
-    require(c.page_size == 0 && c.pages == 0, who, ": table is a null pointer, but page_size is ",
-            c.page_size, " and pages is ", c.pages);
+    require(c.page_size == 0 && c.pages == 0 && c.table_stride == 0, who,
+            ": table is a null pointer, but page_size is ", c.page_size, ", pages is ", c.pages,
+            " and table_stride is ", c.table_stride);
     return;
   }
   const std::int64_t size = c.page_size;
@@ -42,6 +44,10 @@ void check_cache(const Problem& p, const Cache<T>& c) {
   require(c.table_stride >= tiles_of(p.Nk, size), who,
           ": table_stride must be at least ceil(Nk / page_size) = ", tiles_of(p.Nk, size), ", got ",
           c.table_stride);
+  constexpr std::int64_t most = std::numeric_limits<std::int64_t>::max() / sizeof(std::int32_t);
+  require(c.table_stride <= most / std::max<std::int64_t>(p.B, 1), who,
+          ": the table, B * table_stride * 4 bytes, must fit 64 bits signed, got B = ", p.B,
+          " and table_stride = ", c.table_stride);
   require(reinterpret_cast<std::uintptr_t>(c.table) % alignof(std::int32_t) == 0, who,
           ": table must be aligned to its element, ", sizeof(std::int32_t), " bytes");
 }

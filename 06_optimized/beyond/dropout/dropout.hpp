@@ -35,8 +35,8 @@ struct Dropout {
                  // bit by bit (hopper: d <= 128)
   std::uint64_t seed = 0, offset = 0;
   // In device memory, aligned to 8: two numbers, the seed and what is added to the offset; read
-  // when the kernel runs, so that a recorded CUDA graph draws anew each time. `seed` must be 0
-  // then. Null: there is none.
+  // when the kernel runs, so that a recorded CUDA graph draws anew each time. No part of an output.
+  // `seed` must be 0 then. Null: there is none.
   const std::uint64_t* in_memory = nullptr;
 };
 

@@ -1,6 +1,7 @@
 // From the public face to the kernels: check the arguments, turn p into a threshold, launch.
 #include <algorithm>
 #include <cmath>
+#include <span>
 #include <string>
 #include <type_traits>
 
@@ -43,16 +44,24 @@ void check_dropout(const Dropout& dropout) {
           ": seed must be 0 if in_memory is given, which has one, got ", dropout.seed);
 }
 
+// What is drawn from is read when the kernel runs: it must not be what the kernel writes.
+void check_apart(const Dropout& dropout, std::span<const detail::Region> outputs) {
+  detail::Region two{"in_memory", dropout.in_memory, sizeof(std::uint64_t), 1, 1, 1, 2, 0, 0, 0};
+  two.optional = true;
+  detail::check_regions(who, {&two, 1}, outputs);
+}
+
 template <class T>
 void check_kernel([[maybe_unused]] const Problem& p, [[maybe_unused]] bool forward, Kernel kernel) {
   require(kernel >= Kernel::best && kernel <= Kernel::hopper, who,
           ": kernel has the unknown value ", static_cast<int>(kernel));
   if constexpr (is_half<T>) {
-    const char* const name = forward ? "fa2" : "swizzle";
+    const char* const name = kernel == Kernel::hopper ? "hopper" : forward ? "fa2" : "swizzle";
     const std::string why = optimized::wrong_capability(name, 80, optimized::device_capability());
     require(why.empty(), who, ": ", why);
-    require(!forward || float(p.softmax_scale()) > 0, who, ": fa2: scale must be > 0 in fp32, got ",
-            p.softmax_scale(), "; the maximum is taken before scaling");
+    require(!forward || float(p.softmax_scale()) > 0, who, ": ", name,
+            ": scale must be > 0 in fp32, got ", p.softmax_scale(),
+            "; the maximum is taken before scaling");
     const std::string wrong = optimized::wrong_scale(p);
     require(wrong.empty(), who, ": ", name, wrong);
   }
@@ -95,6 +104,7 @@ void forward(const Problem& p, const Dropout& dropout, const Forward<T>& t,
   check_sizes<T>(p);
   check_dropout(dropout);
   check_tensors(who, p, t);
+  check_apart(dropout, detail::outputs_of(p, t));
   check_kernel<T>(p, true, options.kernel);
   if (options.scratch.data)
     check_scratch(who, options.scratch, "sizeof(unsigned)", sizeof(unsigned), alignof(unsigned));
@@ -130,6 +140,7 @@ void backward(const Problem& p, const Dropout& dropout, const Backward<T>& t,
   check_sizes<T>(p);
   check_dropout(dropout);
   check_tensors(who, p, t);
+  check_apart(dropout, detail::outputs_of(p, t));
   check_kernel<T>(p, false, options.kernel);
   const bool rows = p.B > 0 && p.Hq > 0 && p.Nq > 0;
   require(!rows || t.LSE, who, ": LSE must not be null; let the forward write it");

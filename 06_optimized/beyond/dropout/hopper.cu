@@ -324,6 +324,7 @@ template <class Tiles, class T>
 void launch(const Problem& p, const Draw& draw, const Forward<T>& t, float scale, unsigned* taken,
             cudaStream_t stream) {
   constexpr std::size_t bytes = sizeof(Shared<Tiles, T>);
+  static_assert(bytes <= most_shared);
   static_assert(bytes <= 227 * 1024);
   const ForwardMaps maps = maps_of(p, t, Tiles::Br, Tiles::Bc / Tiles::cluster);
   const Order<int> order = order_of<Tiles>(p, is_masked(p));

@@ -1,6 +1,7 @@
 // From the public face to the kernels: check the arguments, make windows of causal masks, launch.
 #include <algorithm>
 #include <optional>
+#include <span>
 #include <string>
 #include <type_traits>
 
@@ -79,6 +80,26 @@ void check_pattern(const Problem& p, const Pattern& m, bool backward) {
           m.keys.offsets ? "keys" : "queries", " alone");
 }
 
+// An array of n numbers without gaps. One that is not given overlaps nothing.
+template <class X>
+detail::Region array(const char* name, X* data, std::int64_t n) {
+  return {name, data, sizeof(X), 1, 1, n > 0, n, 0, 0, 0, true};
+}
+
+// What a pattern reads and the tensors do not hold: aligned, and apart from what is written.
+void check_apart(const Problem& p, const Pattern& m, std::span<const detail::Region> outputs) {
+  const detail::Region inputs[] = {array("key_lengths", p.key_lengths, p.B),
+                                   array("prefix", m.prefix, p.B),
+                                   array("query_documents", m.query_documents, p.B * p.Nq),
+                                   array("key_documents", m.key_documents, p.B * p.Nk),
+                                   array("keys.offsets", m.keys.offsets, m.keys.lists + 1),
+                                   array("keys.numbers", m.keys.numbers, m.keys.entries),
+                                   array("queries.offsets", m.queries.offsets, m.queries.lists + 1),
+                                   array("queries.numbers", m.queries.numbers, m.queries.entries),
+                                   array("sinks", m.sinks, p.Hq)};
+  detail::check_regions(who, inputs, outputs);
+}
+
 template <class T>
 void check_kernel([[maybe_unused]] const Problem& p, Kernel kernel, [[maybe_unused]] bool forward) {
   require(kernel >= Kernel::best && kernel <= Kernel::hopper, who,
@@ -147,6 +168,7 @@ void forward(const Problem& p, const Pattern& pattern, const Forward<T>& t,
   check_sizes<T>(p);
   check_pattern(p, pattern, false);
   check_tensors(who, p, t);
+  check_apart(p, pattern, detail::outputs_of(p, t));
   check_kernel<T>(p, options.kernel, true);
   if (options.scratch.data)
     check_scratch(who, options.scratch, "sizeof(unsigned)", sizeof(unsigned), alignof(unsigned));
@@ -196,17 +218,10 @@ void backward(const Problem& p, const Pattern& pattern, const Backward<T>& t, fl
   require(!rows || t.LSE, who, ": LSE must not be null; let the forward write it");
   require(!rows || t.O.data, who, ": O must not be null; the forward returned it");
   require(!dsinks || pattern.sinks, who, ": dsinks is given, but there are no sinks");
-  if (dsinks) {
-    const auto of_heads = [&](const char* name, auto* data) {
-      return detail::region(
-          name, View<std::remove_pointer_t<decltype(data)>>{data, p.Hq, p.Hq, p.Hq}, 1, 1, 1, p.Hq);
-    };
-    const detail::Region sinks[] = {of_heads("sinks", pattern.sinks)};
-    const auto [dQ, dK, dV] = detail::outputs_of(p, t);
-    const detail::Region outputs[] = {of_heads("dsinks", dsinks), dQ, dK, dV};
-    detail::check_regions(who, sinks, outputs);
-    detail::check_regions(who, detail::inputs_of(p, t), std::span(outputs, 1));
-  }
+  const auto [dQ, dK, dV] = detail::outputs_of(p, t);
+  const detail::Region outputs[] = {array("dsinks", dsinks, p.Hq), dQ, dK, dV};
+  check_apart(p, pattern, outputs);
+  detail::check_regions(who, detail::inputs_of(p, t), std::span(outputs, 1));
   check_scratch(who, options.scratch, "scratch_bytes()", scratch_bytes<T>(p), 16);
   if (p.B == 0 && dsinks && p.Hq > 0)
     FA_CUDA_CHECK(cudaMemsetAsync(dsinks, 0, sizeof(float) * std::size_t(p.Hq), options.stream));

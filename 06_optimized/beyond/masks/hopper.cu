@@ -328,6 +328,7 @@ void launch(const Problem& p, const Pattern& pattern, const Forward<T>& t, float
             unsigned* taken, cudaStream_t stream) {
   static_assert(!listed || Tiles::Br == block);
   constexpr std::size_t bytes = sizeof(Shared<Tiles, listed, T>);
+  static_assert(bytes <= most_shared);
   const ForwardMaps maps = maps_of(p, t, Tiles::Br, Tiles::Bc);
   // In sections of as many heads as have the keys of the tiles under way in 32 MiB of the L2 cache.
   // The first tiles see least, and come last.

@@ -97,8 +97,9 @@ struct Options {
 // twice, or documents that are not sorted, but promised so, give a wrong result, and read nothing
 // else.
 //
-// Throws std::invalid_argument, before any write, for arguments outside of this, and fa::CudaError
-// where CUDA fails. Puts its work on the stream and returns at once.
+// Throws std::invalid_argument, before any write, for arguments outside of this, outputs that
+// overlap anything that is read, and fa::CudaError where CUDA fails. It does not see whether
+// scratch overlaps something. Puts its work on the stream and returns at once.
 template <class T>
 void forward(const Problem& p, const Pattern& pattern, const Forward<T>& t,
              const Options& options = {});

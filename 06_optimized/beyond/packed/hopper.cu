@@ -324,6 +324,7 @@ template <class Tiles, class T>
 void launch(const Problem& p, const Forward<T>& t, const List& list, int* taken, float scale,
             cudaStream_t stream) {
   constexpr std::size_t bytes = sizeof(Shared<Tiles, T>);
+  static_assert(bytes <= most_shared);
   Problem one = p;  // the tensors have no batch
   one.B = 1;
   const ForwardMaps maps = maps_of(one, t, Tiles::Br, Tiles::Bc);

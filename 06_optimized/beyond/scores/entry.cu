@@ -36,6 +36,9 @@ detail::Region region_of_bias(const char* name, const Problem& p, const View<X>&
   return r;
 }
 
+// Without queries or without keys nobody asks how they stand to each other.
+bool turns(const Problem& p, const Rotary& r) { return r.dims > 0 && p.Nq > 0 && p.Nk > 0; }
+
 void check_rotary(const Problem& p, const Rotary& r, std::int64_t offset) {
   require(r.dims >= 0 && r.dims % 2 == 0, who, ": rotary.dims must be even and >= 0, got ", r.dims);
   require(r.dims <= p.d, who, ": rotary.dims must be at most d = ", p.d, ", got ", r.dims);
@@ -47,7 +50,7 @@ void check_rotary(const Problem& p, const Rotary& r, std::int64_t offset) {
   for (const float* table : {r.cos, r.sin})
     require(reinterpret_cast<std::uintptr_t>(table) % alignof(float) == 0, who, ": rotary.",
             table == r.cos ? "cos" : "sin", " must be aligned to its element, 4 bytes");
-  if (p.Nq == 0 || p.Nk == 0) return;
+  if (!turns(p, r)) return;  // no position is looked up
   require(offset >= 0, who, ": rotary wants positions >= 0, but query 0 has offset ", offset);
   require(r.positions >= p.Nk && r.positions - offset >= p.Nq, who,
           ": rotary.positions must be at least max(Nk, offset + Nq) = ",
@@ -113,7 +116,7 @@ Change<T> change_of(const Problem& p, const Scores<T>& s) {
   Change<T> c{};
   const bool bias = s.bias.data || s.bias32.data;
   c.parts = (s.slopes ? with_alibi : 0) | (s.cap ? with_cap : 0) | (bias ? with_bias : 0) |
-            (s.rotary.dims > 0 ? with_rotary : 0);
+            (turns(p, s.rotary) ? with_rotary : 0);
   const double scale = is_half<T> ? p.softmax_scale() : 1;
   c.unit = float(1 / scale);
   if (s.cap) {
@@ -129,8 +132,8 @@ Change<T> change_of(const Problem& p, const Scores<T>& s) {
   if constexpr (!is_half<T>)
     if (s.bias32.data) c.bias = s.bias32, c.bias32 = {};
   c.in_pairs = c.bias.data ? even(c.bias) : even(c.bias32);
-  c.rotary = s.rotary;
-  c.in_chunks = s.rotary.dims % 16 == 0 && in_16_bytes(s.rotary.cos) && in_16_bytes(s.rotary.sin);
+  if (turns(p, s.rotary)) c.rotary = s.rotary;
+  c.in_chunks = c.rotary.dims % 16 == 0 && in_16_bytes(c.rotary.cos) && in_16_bytes(c.rotary.sin);
   c.offset = int(offset_of(p, s.offset));
   const std::int64_t last =
       p.causal == Causal::bottom_right ? p.Nk - p.Nq : 0;  // i sees to i + last

@@ -374,6 +374,7 @@ template <int built, class Tiles, class T>
 void launch(const Problem& p, const Forward<T>& t, const Change<T>& change, float scale,
             unsigned* taken, cudaStream_t stream) {
   constexpr std::size_t bytes = sizeof(Shared<Tiles, T>);
+  static_assert(bytes <= most_shared);
   const ForwardMaps maps = maps_of(p, t, Tiles::Br, Tiles::Bc / Tiles::cluster);
   const Order<int> order = order_of<Tiles>(p, is_masked(p));
   if (taken) FA_CUDA_CHECK(cudaMemsetAsync(taken, 0, sizeof *taken, stream));

@@ -32,7 +32,8 @@ inline constexpr int widest = sizeof(T) == 4 ? 128 : 256;  // d, at most
 // cos and sin of position n and pair k are numbers n dims / 2 + k of their tables. Pair k is
 // numbers k and k + dims / 2 of a row, or, interleaved, numbers 2 k and 2 k + 1:
 //   (x, y) becomes (x cos - y sin, x sin + y cos).
-// Numbers of a row from `dims` on stay as they are.
+// Numbers of a row from `dims` on stay as they are. Without queries or without keys nothing is
+// turned, and the tables are not read.
 struct Rotary {
   const float *cos = nullptr, *sin = nullptr;
   std::int64_t positions = 0;  // rows of the tables

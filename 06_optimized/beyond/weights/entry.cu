@@ -68,6 +68,11 @@ Head<T> one_head(const Problem& p, const Inputs<T>& in, std::int64_t b, std::int
   check_sizes<T>(p);
   require(b >= 0 && b < p.B, who, ": b must lie in [0, B = ", p.B, "), got ", b);
   require(h >= 0 && h < p.Hq, who, ": h must lie in [0, Hq = ", p.Hq, "), got ", h);
+  // Steps to its first row are taken here, before anybody asks where they lead.
+  detail::Region read[] = {detail::region("Q", in.Q, p.B, p.Hq, p.Nq, p.d),
+                           detail::region("K", in.K, p.B, p.Hkv, p.Nk, p.d)};
+  for (detail::Region& r : read) r.optional = true;
+  detail::check_regions(who, read, {});
   Head<T> one{p, in};
   one.p.B = one.p.Hq = one.p.Hkv = 1;
   if (p.key_lengths) one.p.key_lengths += b;

@@ -126,8 +126,8 @@ def measuring(build: Path) -> list[Step]:
     steps.append(Step("06-faults", (faults, (*faults, "--gpu", "NVIDIA H200")), "faults.json", ("gpu",), {
         build / STAGES["06"] / "stage06_mutant_no_wait": f"cmake --build {build} --target all stage06_faults_on_gpu"}))
     # The last, since it writes into the checkout: the others note a commit, and whether something has changed.
-    steps.append(Step("06-kernels", (command("cmake", "--build", build, "--target", "stage06_kernels"),),
-                      "kernels.json", ("nvcc",), {build / "CMakeCache.txt": "cmake --preset default"},
+    counted = (command("cmake", "--build", build, "--target", "stage06_kernels"), python(check / "loops.py", build))
+    steps.append(Step("06-kernels", counted, "kernels.json", ("nvcc",), {build / "CMakeCache.txt": "cmake --preset default"},
                       written_to=ROOT / STAGES["06"] / "results" / RECORDED["kernels.json"]))
     return steps
 

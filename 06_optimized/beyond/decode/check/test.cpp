@@ -216,20 +216,24 @@ struct Case {
   }
 };
 
-// Every type: each of these specs, kept so, in so many parts.
+// Every type: each of these specs, kept so, in so many parts. On the CPU in fp32 and in one of the
+// others, which are the same kernel.
 void all_right(const std::vector<Spec>& specs, const std::vector<Kept>& ways,
                const std::vector<int>& splits) {
-  each_type([&]<class T>(T) {
-    for (const Spec& s : specs)
-      for (const Kept& how : ways) {
+  static int calls = 0;
+  for (const Spec& s : specs)
+    for (const Kept& how : ways) {
+      const bool one = sized(0, 1) == 1, second = calls++ % 2 == 0;
+      each_type([&]<class T>(T) {
+        if (one && sizeof(T) == 2 && std::is_same_v<T, bf16> != second) return;
         Case<T> c(s, how);
         for (int parts : splits) {
           c.run(parts);
           EXPECT_EQ(c.verdict(), "") << s.name() << ", " << sizeof(T) << " bytes, pages of "
                                      << how.page_size << ", " << parts << " parts";
         }
-      }
-  });
+      });
+    }
 }
 
 class decode : public GpuTest {};  // the tests' name is the walk's
@@ -361,14 +365,14 @@ TEST_F(decode, AnyNumberOfParts) {
                 {sized_as(2, 2, 1, 2, 40, 24, {40, 3}), {16}},
                 {sized_as(1, 2, 1, 1, 65, 13), {}},
                 {sized_as(1, 3, 1, 4, 130, 128, {129}), {32, true, true}},
-                {sized_as(2, 2, 1, 2, 600, 16, {600, 100}), {16}},
-                {sized_as(1, 1, 1, 3, 1100, 72), {256, true, true}}};
-  std::vector<int> counts = {1, 2, 3, 7, 16, 33, 63, 64, 65};
+                {sized_as(2, sized(2, 1), 1, 2, 600, 16, {600, 100}), {16}},
+                {sized_as(1, 1, 1, 3, sized(1100, 700), 72), {256, true, true}}};
+  std::vector<int> counts = {1, 2, 3, 17, 64, 65};
   if (sized(64, 0) == 64) {
     counts.resize(65);
     std::iota(counts.begin(), counts.end(), 1);
   }
-  counts.push_back(200);
+  if (sized(64, 0) == 64) counts.push_back(200);
   std::size_t type = 0, cache = 0;
   each_type([&]<class T>(T) {
     cache = 0;
@@ -453,12 +457,16 @@ TEST_F(decode, SixteenWarps) {
 
 // More than 16 rows a key head are tiles of 32, which read the keys once.
 TEST_F(decode, ThirtyTwoRows) {
+  std::size_t n = 0;  // on the CPU each d meets two of four
   for (Int d : {24, 64, 72, 128})
     for (const auto& [heads, queries] : {std::pair<Int, Int>{17, 1}, {4, 8}, {9, 4}, {8, 8}}) {
+      const std::size_t place = n++;
+      if ((place / 4 + place) % 2 == 1 && sized(0, 1) == 1) continue;
       const Spec s = sized_as(2, heads, 1, queries, 300, d, {300, 45});
       Case<bf16> c(s, {32, true, true});
       EXPECT_EQ(walk::shape<__nv_bfloat16>(c.meant.p).rows, 32) << s.name();
       for (int parts : {0, 1, 3}) {
+        if (parts == 1 && place % 4 > 1 && sized(0, 1) == 1) continue;
         c.run(parts);
         EXPECT_EQ(c.verdict(), "") << s.name() << ", " << parts << " parts";
       }
@@ -504,6 +512,7 @@ TEST_F(decode, FiveBlocksOrSix) {
     EXPECT_EQ(walk::shape<__half>(c.meant.p).blocks, n > slots ? 6 : 5) << n << " heads";
 #endif
     for (int parts : {0, 1, 2, 3}) {
+      if (parts == (n > slots ? 1 : 2) && sized(0, 1) == 1) continue;
       c.run(parts);
       EXPECT_EQ(c.verdict(), "") << n << " heads, " << parts << " parts";
     }
@@ -521,13 +530,16 @@ TEST_F(decode, EveryKeyIsSeenOnce) {
 // ---- pages ----
 
 TEST_F(decode, PagesInAnyOrderGiveTheSameBits) {
-  each_type([]<class T>(T) {
+  std::size_t type = 0;  // on the CPU each size of pages meets one
+  each_type([&]<class T>(T) {
+    std::size_t n = type++;
     const Spec s = sized_as(2, 2, 1, 2, 280, 40, {280, 100});
     Case<T> whole(s, {});
     for (int parts : {1, 3}) {
       whole.run(parts);
       ASSERT_EQ(whole.verdict(), "");
       for (Int size = 16; size <= 256; size *= 2) {
+        if (!meets(n++, 0)) continue;
         Case<T> pages(s, {size, true}, std::uint64_t(size));
         pages.run(parts);
         EXPECT_EQ(pages.verdict(), "") << "pages of " << size;
@@ -601,9 +613,12 @@ TEST_F(decode, AppendedRowsLand) {
 }
 
 TEST_F(decode, AppendedOrGivenBeforeIsTheSame) {
-  each_type([]<class T>(T) {
+  int type = 0;  // on the CPU each meets one way to keep keys
+  each_type([&]<class T>(T) {
+    ++type;
     const Spec s = sized_as(3, 4, 2, 3, 100, 40, {100, 66, 2});
     for (Int page : {0, 16}) {
+      if ((page == 0) == (type == 2) && sized(0, 1) == 1) continue;
       Case<T> before(s, {page, true, false}), now(s, {page, true, true});
       for (int parts : {1, 2}) {
         before.run(parts);
@@ -806,16 +821,31 @@ TEST_F(decode, RefusesInWords) {
                {"decode: causal must be none", "Options::causal"});
   expect_words(why([](P p, T, O) { p.Nk = (1 << 30) + 1; }),
                {"decode: Nk must be at most 2^30, got 1073741825"});
+  expect_words(why([](P p, T, O) { p.B = 0, p.Hq = p.Hkv = Int(1) << 61; }),
+               {"decode: B * H * N * d does not fit 64 bits"});
   for (Int size : {8, 24, 512, -16, 0})
     expect_words(
         why([&](P, T t, O) { t.cache.page_size = size; }),
         {"decode: page_size must be a power of two in [16, 256], got " + std::to_string(size)});
   expect_words(why([](P, T t, O) { t.cache.table = nullptr; }),
                {"decode: table is a null pointer, but page_size is 16"});
+  expect_words(
+      why([](P, T t, O) { t.cache.table = nullptr, t.cache.page_size = t.cache.pages = 0; }),
+      {"page_size is 0, pages is 0 and table_stride is 5"});
   expect_words(why([](P, T t, O) { t.cache.pages = 0; }),
                {"decode: pages must lie in [1, 2^30], got 0"});
   expect_words(why([](P, T t, O) { t.cache.table_stride = 2; }),
                {"decode: table_stride must be at least ceil(Nk / page_size) = 3, got 2"});
+  expect_words(why([](P, T t, O) { t.cache.table_stride = Int(1) << 62; }),
+               {"decode: the table, B * table_stride * 4 bytes, must fit 64 bits signed",
+                "got B = 2 and table_stride = 4611686018427387904"});
+  expect_words(why([](P, T t, O) { t.cache.table_stride = Int(1) << 60; }),
+               {"got B = 2 and table_stride = 1152921504606846976"});
+  expect_words(why([](P, T t, O) {
+                 t.cache.table_stride = (Int(1) << 60) - 1;  // that fits
+                 t.Q.data = nullptr;
+               }),
+               {"decode: Q is a null pointer"});
   expect_words(why([](P, T, O o) { o.splits = 257; }),
                {"decode: splits must lie in [0, 256], got 257"});
   expect_words(why([](P, T, O o) { o.splits = -1; }),

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -181,7 +182,8 @@ TEST_F(dropout, Problems) {
 TEST_F(dropout, WideHeads) {
   both_right<float>(sized_as(1, 1, 1, 40, 70, 100), with(0.3));
 #ifndef FA_WITHOUT_HALF
-  for (Int d : {100, 136, 256}) both_right<bf16>(sized_as(1, 2, 1, 70, 100, d), with(0.3));
+  for (Int d : {100, 136, 256})
+    both_right<bf16>(sized_as(1, sized(2, 1), 1, sized(70, 40), sized(100, 70), d), with(0.3));
 #endif
 }
 
@@ -302,9 +304,9 @@ TEST_F(dropout, EveryKernelKeepsTheSame) {
   same_everywhere<float>(32, 70, 75);
   same_everywhere<float>(128, 40, 50);
 #ifndef FA_WITHOUT_HALF
-  same_everywhere<bf16>(64, 140, 150);
+  same_everywhere<bf16>(64, sized(140, 70), sized(150, 75));
   same_everywhere<half>(128, 140, 75);
-  same_everywhere<bf16>(256, 70, 75);
+  same_everywhere<bf16>(256, sized(70, 40), 75);
 #endif
 }
 
@@ -320,10 +322,15 @@ class HopperDropout {
 #define FA_NEEDS_HOPPER() \
   if (HopperDropout::missing()) GTEST_SKIP() << "hopper needs compute capability 9.0"
 
+// With its counter and without, in turns and not; on the CPU each call one of the two.
 template <class T>
 void right_by_hopper(const Spec& s, const Dropout& x) {
+  static unsigned calls = 0;
+  const bool once = std::popcount(calls++) % 2, both = sized(1, 0) == 1;
+  const bool masked = s.p.causal != Causal::none || !s.lengths.empty();
   for (const bool counts : {false, true}) {
-    if (counts && s.p.causal == Causal::none && s.lengths.empty()) continue;
+    if (counts && !masked) continue;
+    if (!both && masked && counts != once) continue;
     Forwards<T> f(s, x);
     f.kernel = walk::Kernel::hopper;
     f.counts = counts;
@@ -333,6 +340,7 @@ void right_by_hopper(const Spec& s, const Dropout& x) {
   }
   if (s.p.d > 128) return;
   for (const bool in_turns : {false, true}) {
+    if (!both && in_turns != once) continue;
     Backwards<T> b(s, x);
     b.kernel = walk::Kernel::hopper;
     b.deterministic = in_turns;
@@ -345,17 +353,19 @@ void right_by_hopper(const Spec& s, const Dropout& x) {
 // Each shape of a tile, with tiles that are not full, masks, lengths, groups of heads.
 TEST_F(dropout, HopperShapes) {
   FA_NEEDS_HOPPER();
+  const Int heads = sized(2, 1);
   right_by_hopper<bf16>(sized_as(1, 2, 1, 150, 140, 64), with(0.3));
-  right_by_hopper<half>(sized_as(1, 2, 1, 70, 260, 128), with(0.3));
-  right_by_hopper<bf16>(sized_as(1, 1, 1, 140, 200, 256), with(0.3));
-  right_by_hopper<bf16>(sized_as(1, 2, 1, 140, 200, 64, Causal::bottom_right), with(0.1));
+  right_by_hopper<half>(sized_as(1, heads, 1, 70, sized(260, 200), 128), with(0.3));
+  right_by_hopper<bf16>(sized_as(1, 1, 1, sized(140, 70), sized(200, 140), 256), with(0.3));
+  right_by_hopper<bf16>(sized_as(1, 2, 1, 140, sized(200, 150), 64, Causal::bottom_right),
+                        with(0.1));
   right_by_hopper<bf16>(sized_as(2, 2, 1, 70, 140, 72, Causal::top_left, {140, 33}), with(0.5));
   right_by_hopper<half>(sized_as(2, 2, 2, 130, 90, 24, Causal::none, {0, 65}), with(0.2));
 }
 // Two tiles a block and more, and a group without rows: 192 rows a tile, or 128.
 TEST_F(dropout, HopperStays) {
   FA_NEEDS_HOPPER();
-  const Int B = sized(70, 2);  // 132 SMs, or the emulator's two
+  const Int B = sized(70, 1);  // 132 SMs, or the emulator's two
   right_by_hopper<bf16>(sized_as(B, 2, 1, 260, 70, 64), with(0.2));
   right_by_hopper<bf16>(sized_as(B, 4, 2, 200, 70, 128, Causal::bottom_right), with(0.2));
   // With a mask three groups run from 1,025 keys on.
@@ -390,7 +400,7 @@ TEST_F(dropout, HopperFromMemory) {
 TEST_F(dropout, HopperIsTheBestOfItsCalls) {
   FA_NEEDS_HOPPER();
   for (Int d : {64, 128}) {
-    const Spec s = sized_as(1, 2, 1, 200, 150, d);
+    const Spec s = sized_as(1, sized(2, 1), 1, sized(200, 140), sized(150, 70), d);
     for (const double dropped : {0., 0.25}) {
       Forwards<bf16> f(s, with(dropped));
       f.kernel = walk::Kernel::hopper;
@@ -460,7 +470,38 @@ TEST_F(dropout, HopperRefusesInWords) {
   expect_words(why(20, false), {"dropout: hopper wants keys, d a multiple of 8"});
   expect_words(why(20, true), {"dropout: hopper wants queries and keys, d a multiple of 8"});
   expect_words(why(136, true), {"dropout: hopper's backward takes d up to 128, got 136"});
-  Forwards<bf16> f(sized_as(1, 1, 1, 20, 20, 16), with(0.1));
+
+  using D = Device<bf16>;
+  const Spec s = sized_as(1, 1, 1, 20, 20, 16);
+  ForwardCase<bf16> c(s, true);
+  BackwardCase<bf16> g(s);
+  alignas(4) char counter[8] = {};
+  const auto forward = [&](auto change, Scratch scratch) {
+    Problem p = c.call().p;
+    Forward<D> t = as_device<D>(c.call().t);
+    change(p, t);
+    return refusal([&] {
+      walk::forward(p, with(0.1), t, {nullptr, scratch, walk::Kernel::hopper});
+    });
+  };
+  const auto as_it_is = [](Problem&, Forward<D>&) {};
+  expect_words(forward([](Problem&, Forward<D>& t) { t.K.data += 4; }, {}),
+               {"dropout: hopper wants keys, d a multiple of 8"});
+  expect_words(forward([](Problem&, Forward<D>& t) { t.V.row += 1; }, {}),
+               {"dropout: hopper wants keys, d a multiple of 8"});
+  expect_words(forward([](Problem& p, Forward<D>&) { p.scale = -1; }, {}),
+               {"dropout: hopper: scale must be > 0"});
+  expect_words(forward(as_it_is, {counter, 3}),
+               {"dropout needs sizeof(unsigned) = 4 bytes of scratch, got 3"});
+  expect_words(forward(as_it_is, {counter + 2, 4}), {"aligned"});
+  expect_words(refusal([&] {
+                 Backward<D> t = as_device<D>(g.call().t);
+                 t.LSE = nullptr;
+                 walk::backward(g.call().p, with(0.1), t, {nullptr, {}, walk::Kernel::hopper});
+               }),
+               {"dropout: LSE must not be null"});
+
+  Forwards<bf16> f(s, with(0.1));
   f.kernel = walk::Kernel(7);
   expect_words(refusal([&] { f.run(); }), {"dropout: kernel has the unknown value 7"});
 }
@@ -534,8 +575,8 @@ void plain(const Spec& s) {
 }
 TEST_F(dropout, NothingDroppedIsThePlainKernel) {
   each_type([]<class T>(T) {
-    plain<T>(sized_as(1, 2, 1, 70, 75, 24, Causal::bottom_right));
-    plain<T>(sized_as(2, 1, 1, 33, 70, 72, Causal::none, {70, 20}));
+    plain<T>(sized_as(1, sized(2, 1), 1, 70, 75, 24, Causal::bottom_right));
+    plain<T>(sized_as(2, 1, 1, 33, sized(70, 40), 72, Causal::none, {sized(70, 40), 20}));
   });
 }
 
@@ -589,7 +630,7 @@ TEST_F(dropout, NeighboursKnowNothingOfEachOther) {
                                     {32, 16}})
     for (double dropped : {0.5, 0.1}) {
       const double q = walk::kept_probability(dropped);
-      const Counts c = counted(with(dropped, 5), 384, down, right);
+      const Counts c = counted(with(dropped, 5), sized(384, 256), down, right);
       expect_binomial(c.equal, c.n, q * q + (1 - q) * (1 - q),
                       std::to_string(down) + " down, " + std::to_string(right) + " right");
     }
@@ -662,7 +703,7 @@ TEST_F(dropout, TheThresholdIsExact) {
 TEST_F(dropout, InTheMeanOStaysWhatItWas) {
   const Spec s = sized_as(1, 1, 1, 4, 40, 8);
   const Dropout x = with(0.4);
-  constexpr int seeds = 256;
+  const int seeds = int(sized(256, 128));
   const double q = walk::kept_probability(x.p);
   Forwards<float> f(s, {});
   f.run();
@@ -721,7 +762,7 @@ TEST_F(dropout, GradientsByDifferences) {
 // From device memory, and what the call adds to it; the same bits as by value.
 TEST_F(dropout, SeedAndOffsetFromMemory) {
   each_type([]<class T>(T) {
-    const Spec s = sized_as(1, 2, 1, 40, 70, 16, Causal::bottom_right);
+    const Spec s = sized_as(1, sized(2, 1), 1, 40, 70, 16, Causal::bottom_right);
     std::uint64_t two[2] = {0xfedcba9876543210, (std::uint64_t(3) << 32) - 5};
     const DeviceCopy copy({{two, sizeof two}});
     const Dropout by_value = with(0.3, two[0], two[1] + 9), there{0.3, 0, 9, copy.at(two)};
@@ -759,8 +800,8 @@ TEST_F(dropout, NearlyAllAndNearlyNone) {
 TEST_F(dropout, AnyProblem) {
   std::mt19937_64 random(11);
   const auto up_to = [&](Int n) { return Int(random() % std::uint64_t(n)); };
-  for (int n = 0; n < sized(60, 12); ++n) {
-    const Int Hkv = 1 + up_to(2), Nk = 1 + up_to(150);
+  for (int n = 0; n < sized(60, 9); ++n) {
+    const Int Hkv = 1 + up_to(2), Nk = 1 + up_to(sized(150, 100));
     Spec s = sized_as(1 + up_to(2), Hkv * (1 + up_to(2)), Hkv, 1 + up_to(100), Nk, 1 + up_to(40),
                       Causal(up_to(3)));
     if (up_to(2)) s.lengths = std::vector<Int>(std::size_t(s.p.B), up_to(Nk + 1));
@@ -777,22 +818,79 @@ TEST_F(dropout, AnyProblem) {
   }
 }
 
-// NaN in a key reaches exactly the rows that see it, whether they keep it or not: l has it.
+#ifndef FA_WITHOUT_HALF
+// What hopper takes: d a multiple of 8 and rows at multiples of 16 bytes. By name, so that nothing
+// is left to fa2; with and without what it counts or takes turns by.
+TEST_F(dropout, AnyProblemOfHopper) {
+  FA_NEEDS_HOPPER();
+  std::mt19937_64 random(12);
+  const auto up_to = [&](Int n) { return Int(random() % std::uint64_t(n)); };
+  for (int n = 0; n < sized(60, 8); ++n) {
+    const Int Hkv = 1 + up_to(2), Nk = 1 + up_to(sized(400, 140));
+    Spec s = sized_as(1 + up_to(2), Hkv * (1 + up_to(3)), Hkv, 1 + up_to(sized(400, 140)), Nk,
+                      8 * (1 + up_to(16)), Causal(up_to(3)));
+    if (up_to(2))
+      for (Int b = 0; b < s.p.B; ++b) s.lengths.push_back(up_to(Nk + 1));
+    if (up_to(3) == 0) s.p.scale = 0.05 + double(up_to(20)) / 20;
+    s.layout.order = up_to(2) ? Layout::Order::BNHD : Layout::Order::BHND;
+    s.layout.in_16_bytes = true;
+    s.layout.gap = up_to(3);
+    s.seed = random();
+    const Dropout x = with(double(up_to(900)) / 1000, random(), random());
+    const bool once = up_to(2);  // a GPU runs both
+    const auto run = [&]<class T>(T) {
+      for (const bool flag : {false, true}) {
+        if (flag != once && sized(1, 0) == 0) continue;
+        Forwards<T> f(s, x);
+        f.kernel = walk::Kernel::hopper;
+        f.counts = flag;
+        f.run();
+        EXPECT_EQ(f.verdict(), "") << "p = " << x.p << ": " << s.name() << ", counts " << flag;
+        Backwards<T> b(s, x);
+        b.kernel = walk::Kernel::hopper;
+        b.deterministic = flag;
+        b.run();
+        EXPECT_EQ(b.verdict(), "") << "p = " << x.p << ": " << s.name() << ", in turns " << flag;
+      }
+    };
+    n % 2 ? run(half()) : run(bf16());
+  }
+}
+#endif
+
+// NaN wherever `nan` says, and elsewhere the same bits.
+template <class T, class Where>
+void expect_nan(const Buffer<T>& now, const Buffer<T>& before, const Where& nan,
+                const std::string& what) {
+  Int wrong = 0;
+  now.for_each([&](Int b, Int h, Int i, Int e) {
+    const T &got = now.at(b, h, i, e), &was = before.at(b, h, i, e);
+    wrong += nan(h, i) ? !std::isnan(float(got)) : std::memcmp(&got, &was, sizeof(T)) != 0;
+  });
+  EXPECT_EQ(wrong, 0) << what << ", " << sizeof(T) << " bytes";
+}
+
+// NaN in a key reaches exactly the rows that see it, whether they keep it or not: l has it. In a
+// query it reaches its row. No other row has a bit changed.
 TEST_F(dropout, NaNStaysWhereItIsSeen) {
   each_type([]<class T>(T) {
-    for (const walk::Kernel kernel : who_takes<T>())
-      for (const bool in_key : {true, false}) {
-        Forwards<T> f(sized_as(1, 1, 1, 80, 80, 16, Causal::top_left), with(0.5));
-        f.kernel = kernel;
-        Buffer<T>& x = in_key ? f.c.K : f.c.Q;
-        const Buffer<T> before = x;
-        x.fill([&](Int, Int, Int j, Int e) {
-          return j == 37 && e == 3 ? std::nan("") : double(before.at(0, 0, j, e));
-        });
+    for (const walk::Kernel kernel : who_takes<T>()) {
+      Forwards<T> f(sized_as(1, 2, 1, 80, 80, 16, Causal::top_left), with(0.5));
+      f.kernel = kernel;
+      f.run();
+      const Buffer<T> O = f.c.O, Q = f.c.Q;
+      const Buffer<float> LSE = f.c.LSE;
+      for (const bool in_key : {false, true}) {
+        in_key ? f.c.K.at(0, 0, 37, 3) = T(NAN) : f.c.Q.at(0, 1, 37, 3) = T(NAN);
         f.run();
-        for (Int i = 0; i < 80; ++i)
-          EXPECT_EQ(std::isnan(float(f.c.O.at(0, 0, i, 0))), in_key ? i >= 37 : i == 37) << i;
+        const auto nan = [&](Int h, Int i) { return in_key ? i >= 37 : h == 1 && i == 37; };
+        const std::string what = std::string(in_key ? "NaN in a key" : "NaN in a query") +
+                                 ", kernel " + std::to_string(int(kernel));
+        expect_nan(f.c.O, O, nan, "O, " + what);
+        expect_nan(f.c.LSE, LSE, nan, "LSE, " + what);
+        f.c.Q = Q;
       }
+    }
   });
 }
 
@@ -803,16 +901,20 @@ TEST_F(dropout, PaddedKeysNeverLeak) {
       Forwards<T> f(s, with(0.3));
       Backwards<T> b(s, with(0.3));
       f.kernel = b.kernel = kernel;
+      b.deterministic = true;
+      f.run(), b.run();
+      EXPECT_EQ(f.verdict(), "");
+      EXPECT_EQ(b.verdict(), "");
+      const std::vector<char> O = f.bits(), gradients = b.bits();
       for (Buffer<T>* x : {&f.c.K, &f.c.V, &b.c.K, &b.c.V}) {
         const Buffer<T> before = *x;
         x->fill([&](Int n, Int, Int j, Int e) {
           return j >= s.lengths[std::size_t(n)] ? std::nan("") : double(before.at(n, 0, j, e));
         });
       }
-      f.run();
-      EXPECT_EQ(f.verdict(), "");
-      b.run();
-      EXPECT_EQ(b.verdict(), "");
+      f.run(), b.run();
+      EXPECT_TRUE(f.bits() == O) << "kernel " << int(kernel) << ", " << sizeof(T) << " bytes";
+      EXPECT_TRUE(b.bits() == gradients) << "kernel " << int(kernel);
     }
   });
 }
@@ -821,12 +923,15 @@ TEST_F(dropout, LengthsOutsideAreClamped) {
   each_type([]<class T>(T) {
     const Spec s = sized_as(3, 1, 1, 20, 40, 16, Causal::none, {0, 40, 40});
     for (const walk::Kernel kernel : who_takes<T>()) {
-      Forwards<T> f(s, with(0.3));
-      f.kernel = kernel;
-      f.c.spec.lengths = {-3, 41, std::numeric_limits<Int>::max()};
-      f.run();
-      f.c.spec.lengths = s.lengths;
-      EXPECT_EQ(f.verdict(), "");
+      const auto right = [&](auto&& x) {
+        x.kernel = kernel;
+        x.c.spec.lengths = {-3, 41, std::numeric_limits<Int>::max()};
+        x.run();
+        x.c.spec.lengths = s.lengths;
+        EXPECT_EQ(x.verdict(), "") << "kernel " << int(kernel) << ", " << sizeof(T) << " bytes";
+      };
+      right(Forwards<T>(s, with(0.3)));
+      right(Backwards<T>(s, with(0.3)));
     }
   });
 }
@@ -834,8 +939,9 @@ TEST_F(dropout, LengthsOutsideAreClamped) {
 TEST_F(dropout, TheSameBitsInEveryRun) {
   each_type([]<class T>(T) {
     for (const walk::Kernel kernel : who_takes<T>()) {
-      Forwards<T> f(sized_as(1, 2, 1, 140, 140, 24), with(0.2));
-      Backwards<T> b(sized_as(1, 2, 1, 140, 140, 24), with(0.2));
+      const Spec s = sized_as(1, sized(2, 1), 1, sized(140, 70), sized(140, 70), 24);
+      Forwards<T> f(s, with(0.2));
+      Backwards<T> b(s, with(0.2));
       f.kernel = b.kernel = kernel;
       b.deterministic = true;
       f.run(), b.run();
@@ -849,7 +955,7 @@ TEST_F(dropout, TheSameBitsInEveryRun) {
 TEST_F(dropout, WorkIsPutOnTheStreamAndNobodyWaits) {
   each_type([]<class T>(T) {
     using D = Device<T>;
-    const Spec s = sized_as(1, 2, 1, 40, 70, 16);
+    const Spec s = sized_as(1, sized(2, 1), 1, 40, 70, 16);
     const Dropout x = with(0.2);
     for (const walk::Kernel kernel : who_takes<T>()) {
       Forwards<T> f(s, x);
@@ -900,6 +1006,11 @@ TEST_F(dropout, RefusesInWords) {
                      reinterpret_cast<const std::uint64_t*>(reinterpret_cast<const char*>(two) + 4);
                }),
                {"dropout: in_memory must be aligned to its element, 8 bytes"});
+  const auto at = [](const void* data) { return static_cast<const std::uint64_t*>(data); };
+  expect_words(why([&](P, X x) { x.seed = 0, x.in_memory = at(call.t.O.data); }),
+               {"dropout: O overlaps in_memory"});
+  expect_words(why([&](P, X x) { x.seed = 0, x.in_memory = at(call.t.LSE + 158); }),
+               {"dropout: LSE overlaps in_memory"});
   expect_words(why([](P p, X) { p.d = 129; }), {"dropout: d must lie in [1, 128], got 129"});
   expect_words(why([](P p, X) { p.Hq = 3; }), {"dropout: Hq must be a multiple of Hkv"});
   expect_words(why([](P p, X) { p.scale = INFINITY; }), {"dropout: scale must be finite"});
@@ -927,6 +1038,9 @@ TEST_F(dropout, RefusesInWords) {
   using B = Backward<float>&;
   using O = walk::Options&;
   expect_words(why_back([](X x, B, O) { x.p = 1.5; }), {"dropout: p must lie in [0, 1), got 1.5"});
+  for (const float* data : {back.t.dQ.data, back.t.dK.data, back.t.dV.data})
+    expect_words(why_back([&](X x, B, O) { x.seed = 0, x.in_memory = at(data + 2); }),
+                 {"dropout: d", " overlaps in_memory"});
   expect_words(why_back([](X, B t, O) { t.LSE = nullptr; }), {"dropout: LSE must not be null"});
   expect_words(why_back([](X, B t, O) { t.O.data = nullptr; }), {"dropout: O must not be null"});
   expect_words(why_back([](X, B t, O) { t.dK.data = t.dV.data; }), {"dropout: d", "overlaps d"});
@@ -966,17 +1080,23 @@ TEST_F(dropout, ScratchIsCounted) {
 // Each head dimension's tile fits, in fp32 forward and backward.
 TEST_F(dropout, WithTheSharedMemoryOfAT4) {
   const emulator::WithSharedMemory until_the_end(64 << 10);
-  for (Int d : {32, 64, 128}) both_right<float>(sized_as(1, 2, 1, 70, 90, d), with(0.3));
+  for (Int d : {32, 64, 128}) both_right<float>(sized_as(1, 1, 1, 20, 40, d), with(0.3));
 }
-// What is copied comes as early as it may, and at random times; late in all other tests.
+#ifndef FA_WITHOUT_HALF
+// What is copied comes as early as it may, and at random times; late in all other tests. In fp32
+// nothing is on its way.
 TEST_F(dropout, EarlyAndAtRandom) {
   using emulator::Timing;
   for (const emulator::Schedule& now :
        {emulator::Schedule{Timing::early, 0}, {Timing::random, 1}, {Timing::random, 2}}) {
     const emulator::WithSchedule until_the_end(now);
-    all_right(sized_as(1, 2, 1, 70, 140, 8), with(0.3));
+    for (const walk::Kernel kernel : who_takes<bf16>()) {
+      both_right<half>(sized_as(1, 1, 1, 40, 140, 8), with(0.3), kernel);
+      both_right<bf16>(sized_as(1, 1, 1, 40, 140, 8), with(0.3), kernel);
+    }
   }
 }
+#endif
 #else
 // Seed and offset are in memory, so each replay draws with what is there then.
 TEST_F(dropout, ARecordedCallReplaysWithOtherNumbers) {

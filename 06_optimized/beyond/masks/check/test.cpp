@@ -253,7 +253,8 @@ void right_by(walk::Kernel kernel, const Spec& s, const Meant& m, const std::str
   f.run();
   EXPECT_EQ(f.verdict(), "") << "forward, " << who;
   // The best one may add in turns or not; on the CPU it does one of both.
-  const bool one_way = sizeof(T) == 4 || kernel == walk::Kernel::fa2;
+  const bool one_way = sizeof(T) == 4 || kernel == walk::Kernel::fa2 ||
+                       (kernel == walk::Kernel::hopper && m.wanted);  // it takes no list in turns
   static int calls = 0;
   const bool second = ++calls % 2 == 1;
   for (const bool deterministic : {false, true}) {
@@ -273,8 +274,32 @@ void both_right(const Spec& s, const Meant& m, const std::string& what) {
   if (!two_bytes || !one || !second) right_by<T>(walk::Kernel::best, s, m, what);
   if (two_bytes && (!one || second)) right_by<T>(walk::Kernel::fa2, s, m, what);
 }
+// In every type; on the CPU in fp32 and in one of the others, which are the same kernels.
 void all_right(const Spec& s, const Meant& m, const std::string& what) {
-  each_type([&]<class T>(T) { both_right<T>(s, m, what); });
+  both_right<float>(s, m, what);
+#ifndef FA_WITHOUT_HALF
+  static int calls = 0;
+  const bool one = sized(0, 1) == 1, second = calls++ % 4 % 3 == 0;
+  if (!one || !second) both_right<half>(s, m, what);
+  if (!one || second) both_right<bf16>(s, m, what);
+#endif
+}
+// In every type; on the CPU in one, that of the n-th in turn.
+void right_in_turn(std::size_t n, const Spec& s, const Meant& m, const std::string& what) {
+  if (meets(n, 0)) both_right<float>(s, m, what);
+#ifndef FA_WITHOUT_HALF
+  if (meets(n, 1)) both_right<half>(s, m, what);
+  if (meets(n, 2)) both_right<bf16>(s, m, what);
+#endif
+}
+
+// All kernels of a type, by name; fp32 has one, and on the CPU fp16 has hopper if there is one.
+template <class T>
+std::vector<walk::Kernel> kernels() {
+  std::vector<walk::Kernel> all = {walk::Kernel::fa2};
+  if (sizeof(T) == 2 && optimized::device_capability() == 90) all.push_back(walk::Kernel::hopper);
+  if (std::is_same_v<T, half> && sized(0, 1) == 1) all = {all.back()};
+  return all;
 }
 
 Meant window(Int left, Int right, bool top_left = false, Int first = 0) {
@@ -312,43 +337,39 @@ TEST_F(masks, Tiles) {
   all_right(sized_as(1, 2, 1, 70, 70, 16), m, "tiles");
 }
 
-// On the CPU each problem meets one window in each type: the emulator is too slow for every pair.
+// On the CPU each problem meets two windows, each in one type: the emulator is slow.
 TEST_F(masks, Windows) {
   std::size_t n = 0;
   for (const Spec& s : walk_specs()) {
     const bool causal = s.p.causal != Causal::none;
     std::size_t k = n++;
     for (const Meant& m : {window(5, causal ? 0 : 9), window(33, causal ? no_limit : 0, !causal, 3),
-                           window(no_limit, causal ? 0 : 17), window(0, 0)}) {
-      if (meets(k, 0)) both_right<float>(s, m, said(m));
-#ifndef FA_WITHOUT_HALF
-      if (meets(k, 1)) both_right<half>(s, m, said(m));
-      if (meets(k, 2)) both_right<bf16>(s, m, said(m));
-#endif
-      ++k;
-    }
+                           window(no_limit, causal ? 0 : 17), window(0, 0)})
+      if (++k % 2 == 0 || sized(1, 0) == 1) right_in_turn(k, s, m, said(m));
   }
 }
 
 // As wide as a tile, a little less and a little more; and tiles that all rows see in full.
 TEST_F(masks, WindowsAboutATile) {
-  for (const Meant& m : {window(63, 0), window(64, 0), window(130, 64), window(127, 127, true, 70)})
-    all_right(sized_as(1, 1, 1, 200, 210, 8), m, said(m));
+  std::size_t n = 2;  // on the CPU the second one is for fp32, whose tiles its edges cross
+  for (const Meant& m : {window(63, 0), window(130, 64), window(64, 0), window(127, 127, true, 70)})
+    right_in_turn(n++, sized_as(1, 1, 1, 200, 210, 8), m, said(m));
 }
 
 TEST_F(masks, WideHeads) {
   both_right<float>(sized_as(1, 1, 1, 40, 70, 100), window(30, 2, false, 3), "d = 100");
 #ifndef FA_WITHOUT_HALF
   for (Int d : {100, 136, 256})
-    both_right<bf16>(sized_as(1, 2, 1, 70, 100, d), window(30, 2, false, 3),
+    both_right<bf16>(sized_as(1, sized(2, 1), 1, 70, 100, d), window(30, 2, false, 3),
                      "d = " + std::to_string(d));
 #endif
 }
 
 TEST_F(masks, FirstTokensStay) {
+  std::size_t n = 0;
   for (Int first : {1, 4, 40, 100})
-    all_right(sized_as(1, 1, 1, 150, 150, 8, Causal::bottom_right),
-              window(20, no_limit, false, first), "first " + std::to_string(first));
+    right_in_turn(n++, sized_as(1, 1, 1, 150, 150, 8, Causal::bottom_right),
+                  window(20, no_limit, false, first), "first " + std::to_string(first));
 }
 
 // Rows above the diagonal see nothing, and leave nothing: O = 0, LSE = -infinity, no gradient.
@@ -361,7 +382,7 @@ TEST_F(masks, RowsThatSeeNothing) {
 // Several tiles of everything. d = 256 has no backward there, and one buffer for Q and the task.
 template <class Right>
 void hopper_by_name(Int d, const Right& right) {
-  const Int N = sized(900, 300);
+  const Int N = sized(900, 270);
   for (Meant m : {window(150, 40, false, 3), window(100, 0), window(70, 200, true)}) {
     if (m.first > 0) m.sinks = {0.5f, -1.f}, m.prefix = {N / 2};
     right(sized_as(1, 2, 1, N - 50, N, d, Causal::none, {N - 30}), m);
@@ -369,9 +390,10 @@ void hopper_by_name(Int d, const Right& right) {
 }
 TEST_F(masks, HopperByName) {
   if (optimized::device_capability() != 90) GTEST_SKIP() << "hopper is for 9.0 alone";
+  std::size_t n = 0;  // on the CPU each mask meets one d
   for (Int d : {64, 128})
-    hopper_by_name(d, [](const Spec& s, const Meant& m) {
-      right_by<bf16>(walk::Kernel::hopper, s, m, said(m));
+    hopper_by_name(d, [&](const Spec& s, const Meant& m) {
+      if (++n % 2 == 1 || sized(1, 0) == 1) right_by<bf16>(walk::Kernel::hopper, s, m, said(m));
     });
 }
 TEST_F(masks, HopperByNameWide) {
@@ -386,12 +408,14 @@ TEST_F(masks, HopperByNameWide) {
 
 TEST_F(masks, HopperCountsItsTilesWhereItHasScratch) {
   if (optimized::device_capability() != 90) GTEST_SKIP() << "hopper is for 9.0 alone";
-  const Int N = sized(900, 300);
+  const Int N = sized(900, 200), B = sized(2, 1);
+  std::size_t n = 0;  // on the CPU each d meets one mask
   for (Int d : {64, 128, 256})
     for (const Meant& m : {window(150, 0), window(70, 200, true)}) {
+      if (++n / 2 % 2 == 1 && sized(0, 1) == 1) continue;
       std::vector<char> bits[2];
       for (const bool counted : {false, true}) {
-        Forwards<bf16> f(sized_as(2, 4, 2, N, N - 20, d), m);
+        Forwards<bf16> f(sized_as(B, 4, 2, N, N - 20, d), m);
         f.kernel = walk::Kernel::hopper;
         f.counted = counted;
         f.run();
@@ -407,8 +431,9 @@ TEST_F(masks, HopperWithTallTiles) {
   if (optimized::device_capability() != 90) GTEST_SKIP() << "hopper is for 9.0 alone";
   Meant m = window(1000, 30, false, 3);
   m.sinks = {0.5f}, m.prefix = {70};
-  for (const Spec& s : {sized_as(1, 2, 1, 1100, 250, 64), sized_as(1, 1, 1, 1300, 1300, 40),
-                        sized_as(1, 2, 1, 1250, 400, 64, Causal::none, {330})}) {
+  for (const Spec& s :
+       {sized_as(1, 2, 1, 1100, 250, 64), sized_as(1, 1, 1, 1300, sized(1300, 400), 40),
+        sized_as(1, 2, 1, 1250, 400, 64, Causal::none, {330})}) {
     m.sinks.resize(s.p.Hq, -1.f);
     Forwards<bf16> f(s, m);
     f.kernel = walk::Kernel::hopper;
@@ -422,8 +447,8 @@ TEST_F(masks, HopperWhereNobodyLooks) {
   // Whole tiles of queries that see nothing, before all others and behind them.
   for (const bool top_left : {true, false})
     for (Int d : {64, 128})
-      right_by<bf16>(walk::Kernel::hopper, sized_as(1, 2, 1, 300, 40, d), window(9, 3, top_left),
-                     "blind");
+      right_by<bf16>(walk::Kernel::hopper, sized_as(1, sized(2, 1), 1, sized(300, 200), 40, d),
+                     window(9, 3, top_left), "blind");
   // Between the key that stays and the window lie tiles that nobody visits.
   right_by<bf16>(walk::Kernel::hopper, sized_as(1, 1, 1, 450, 450, 64), window(20, 0, false, 1),
                  "apart");
@@ -469,20 +494,23 @@ TEST_F(masks, HopperByList) {
   };
   Meant thirds;
   thirds.wanted = [](Int b, Int h, Int i, Int j) { return (i + 2 * j + b + h) % 3 != 0; };
-  right(sized_as(2, 2, 1, 270, 400, 64, Causal::none, {400, 250}), thirds, "a list each");
+  const Int N = sized(400, 270);
+  right(sized_as(2, 2, 1, sized(270, 150), N, 64, Causal::none, {N, 250}), thirds, "a list each");
   thirds.per_head = false;
-  right(sized_as(1, 2, 1, 400, 390, 128, Causal::bottom_right), thirds, "shared by heads");
-  right(sized_as(1, 1, 1, 150, 390, 136), thirds, "d = 136");
-  Meant windowed = window(300, 40, false, 5);
+  right(sized_as(1, 2, 1, N, N - 10, 128, Causal::bottom_right), thirds, "shared by heads");
+  right(sized_as(1, 1, 1, 150, N - 10, 136), thirds, "d = 136");
+  Meant windowed = window(sized(300, 180), 40, false, 5);
   windowed.wanted = thirds.wanted;
-  windowed.sinks = {0.5f, -1.f};
-  right(sized_as(1, 2, 2, 400, 400, 40), windowed, "with a window");
+  windowed.sinks.assign(std::size_t(sized(2, 1)), -0.5f);
+  right(sized_as(1, sized(2, 1), sized(2, 1), N, N, 40), windowed, "with a window");
   Meant few;
   few.wanted = [](Int, Int, Int i, Int j) { return i == 1 && j == 1; };
-  for (Int d : {64, 128}) right(sized_as(1, 1, 1, 300, 300, d), few, "one block");
+  for (Int d : {64, 128})
+    if (d == 64 || sized(1, 0) == 1) right(sized_as(1, 1, 1, 300, 300, d), few, "one block");
   few.wanted = [](Int, Int, Int, Int) { return false; };
   few.sinks = {0.5f};
-  for (Int d : {64, 128}) right(sized_as(1, 1, 1, 150, 300, d), few, "none, and a sink");
+  for (Int d : {64, 128})
+    if (d == 128 || sized(1, 0) == 1) right(sized_as(1, 1, 1, 150, 300, d), few, "none, a sink");
 }
 #endif
 
@@ -506,37 +534,39 @@ TEST_F(masks, Sinks) {
 TEST_F(masks, Prefixes) {
   Meant m = window(15, 0);
   m.prefix = {0, 33, 70};
-  all_right(sized_as(3, 2, 1, 70, 70, 8, Causal::none, {70, 70, 50}), m, "with a window");
+  all_right(sized_as(3, sized(2, 1), 1, 70, 70, 8, Causal::none, {70, 70, 50}), m, "with a window");
   Meant alone;
   alone.prefix = {70, 5, 40};
   all_right(sized_as(3, 1, 1, 66, 80, 8, Causal::bottom_right), alone, "with a causal mask");
 }
 
 TEST_F(masks, Documents) {
+  const Int N = sized(150, 100), all = sized(200, 140);
   for (const bool sorted : {true, false}) {
     Meant m;
-    m.query_documents = documents(2, 150, 30, 1);
-    m.key_documents = documents(2, 160, 32, 2);
+    m.query_documents = documents(2, N, 30, 1);
+    m.key_documents = documents(2, N + 10, 32, 2);
     m.sorted = sorted;
     if (!sorted) std::shuffle(m.key_documents.begin(), m.key_documents.end(), std::mt19937_64(3));
-    all_right(sized_as(2, 1, 1, 150, 160, 8, sorted ? Causal::none : Causal::top_left), m,
+    all_right(sized_as(2, 1, 1, N, N + 10, 8, sorted ? Causal::none : Causal::top_left), m,
               sorted ? "sorted" : "in any order");
   }
   Meant same = window(40, no_limit);
-  same.query_documents = same.key_documents = documents(1, 200, 70, 5);
+  same.query_documents = same.key_documents = documents(1, all, 70, 5);
   same.sorted = true;
-  all_right(sized_as(1, 2, 1, 200, 200, 8, Causal::bottom_right), same, "with a window");
+  all_right(sized_as(1, sized(2, 1), 1, all, all, 8, Causal::bottom_right), same, "with a window");
 }
 
 TEST_F(masks, BlockLists) {
   Meant m;
   m.wanted = [](Int b, Int h, Int i, Int j) { return (i + 2 * j + b + h) % 3 != 0; };
-  all_right(sized_as(2, 2, 1, 140, 270, 8, Causal::none, {270, 150}), m, "a list each");
+  const Int Nk = sized(270, 140);
+  all_right(sized_as(2, 2, 1, 140, Nk, 8, Causal::none, {Nk, sized(150, 100)}), m, "a list each");
   m.per_head = false;
-  both_right<float>(sized_as(2, 2, 1, 140, 270, 8, Causal::bottom_right), m, "shared by heads");
+  both_right<float>(sized_as(2, 2, 1, 140, Nk, 8, Causal::bottom_right), m, "shared by heads");
   m.per_batch = false;
 #ifndef FA_WITHOUT_HALF
-  both_right<half>(sized_as(2, 1, 1, 140, 270, 72, Causal::bottom_right), m, "shared by all");
+  both_right<half>(sized_as(2, 1, 1, 140, Nk, 72, Causal::bottom_right), m, "shared by all");
 #endif
   m.wanted = [](Int, Int, Int i, Int) { return i == 1; };
   all_right(sized_as(1, 1, 1, 150, 140, 8), m, "rows without a block");
@@ -550,7 +580,8 @@ TEST_F(masks, AnyPattern) {
   std::mt19937_64 random(11);
   const auto below = [&](Int n) { return Int(random() % std::uint64_t(n)); };
   for (int n = 0; n < int(sized(60, 9)); ++n) {
-    const Int B = 1 + below(2), Hkv = 1 + below(2), Nq = 1 + below(220), Nk = 1 + below(220);
+    const Int B = 1 + below(2), Hkv = 1 + below(2), most = sized(220, 160);
+    const Int Nq = 1 + below(most), Nk = 1 + below(most);
     const Causal causal = below(3) == 0 ? Causal::bottom_right : Causal::none;
     Spec s = sized_as(B, Hkv * (1 + below(2)), Hkv, Nq, Nk, 1 + below(24), causal);
     s.seed = std::uint64_t(n);
@@ -582,6 +613,43 @@ TEST_F(masks, AnyPattern) {
 #endif
   }
 }
+
+#ifndef FA_WITHOUT_HALF
+// By hopper, which takes no documents, and d and strides in eights.
+TEST_F(masks, AnyPatternByHopper) {
+  if (optimized::device_capability() != 90) GTEST_SKIP() << "hopper is for 9.0 alone";
+  std::mt19937_64 random(17);
+  const auto below = [&](Int n) { return Int(random() % std::uint64_t(n)); };
+  for (int n = 0; n < int(sized(60, 8)); ++n) {
+    const Int B = 1 + below(2), Hkv = 1 + below(2), most = sized(500, 150);
+    const Int Nq = 1 + below(most), Nk = 1 + below(most), d = 8 * (1 + below(n % 2 ? 8 : 16));
+    const Causal causal = below(3) == 0 ? Causal::bottom_right : Causal::none;
+    Spec s = sized_as(B, Hkv * (1 + below(2)), Hkv, Nq, Nk, d, causal);
+    s.seed = std::uint64_t(n);
+    s.layout.order = below(2) ? Layout::Order::BNHD : Layout::Order::BHND;
+    s.layout.in_16_bytes = true, s.layout.gap = below(3);
+    for (Int b = 0; b < B && n % 4 != 0; ++b) s.lengths.push_back(below(Nk + 1));
+    Meant m;
+    if (below(3)) m.left = below(150);
+    if (below(3) && causal == Causal::none) m.right = below(150);
+    m.top_left = causal == Causal::none && below(2) != 0;
+    if (below(2)) m.first = below(50);
+    for (Int b = 0; b < B && n % 3 == 0; ++b) m.prefix.push_back(below(Nk + 1));
+    for (Int h = 0; h < s.p.Hq && n % 5 < 2; ++h) m.sinks.push_back(float(below(9)) - 4);
+    if (n % 4 > 1) {
+      const Int salt = below(1000);
+      m.wanted = [salt](Int b, Int h, Int i, Int j) {
+        return (salt + 7 * b + 5 * h + 3 * i + j) % 4 != 0;
+      };
+    }
+    const std::string what = "pattern " + std::to_string(n) + ", " + said(m);
+    if (below(2))
+      right_by<bf16>(walk::Kernel::hopper, s, m, what);
+    else
+      right_by<half>(walk::Kernel::hopper, s, m, what);
+  }
+}
+#endif
 
 // ---- which tiles: by numbers alone ----
 
@@ -785,25 +853,33 @@ void as_plain(const Spec& s, const Meant& m, const std::string& what) {
   for (const float dsink : mine.dsinks) EXPECT_EQ(dsink, 0) << what << ", " << s.name();
 }
 
+// On the CPU each pattern meets two types.
 TEST_F(masks, WhatHidesNothingIsThePlainKernel) {
-  each_type([]<class T>(T) {
+  std::size_t type = 0;
+  const Int Nk = sized(140, 100);
+  each_type([&]<class T>(T) {
+    std::size_t n = type++;
+    const auto plain = [&](const Spec& s, const Meant& m, const std::string& what) {
+      if (++n % 3 != 0 || sized(1, 0) == 1) as_plain<T>(s, m, what);
+    };
     for (const Causal causal : {Causal::none, Causal::bottom_right}) {
-      const Spec s = sized_as(1, 2, 1, 70, 140, 24, causal, {130});
-      as_plain<T>(s, window(140, causal == Causal::none ? 140 : 0), "a window as wide as N");
+      const Spec s = sized_as(1, 2, 1, 70, Nk, 24, causal, {Nk - 10});
+      plain(s, window(Nk, causal == Causal::none ? Nk : 0), "a window as wide as N");
     }
-    const Spec s = sized_as(1, 1, 1, 70, 140, 72, Causal::top_left);
+    const Spec s = sized_as(1, 1, 1, 70, Nk, 72, Causal::top_left);
     Meant all;
     all.sinks = {-INFINITY};
     all.wanted = [](Int, Int, Int, Int) { return true; };
     all.query_documents.assign(70, 3);
-    all.key_documents.assign(140, 3);
+    all.key_documents.assign(std::size_t(Nk), 3);
     all.sorted = true;
     all.first = 1000;
-    as_plain<T>(s, all, "a sink of -infinity, all blocks, one document");
+    plain(s, all, "a sink of -infinity, all blocks, one document");
     Meant none;
     none.sinks = {-INFINITY};
-    as_plain<T>(s, none, "a sink of -infinity");
-    as_plain<T>(s, {}, "no pattern");
+    const Spec narrow = sized_as(1, 1, 1, 70, Nk, sized(72, 24), Causal::top_left);
+    plain(narrow, none, "a sink of -infinity");
+    plain(narrow, {}, "no pattern");
   });
 }
 
@@ -850,17 +926,19 @@ void as_plain_hopper(const Spec& s, const Meant& m, const std::string& what) {
 
 TEST_F(masks, WhatHidesNothingIsThePlainHopper) {
   if (optimized::device_capability() != 90) GTEST_SKIP() << "hopper is for 9.0 alone";
+  const Int Nq = sized(200, 140), Nk = sized(330, 250);
   for (const Causal causal : {Causal::none, Causal::bottom_right})
     for (const Int d : {64, 128}) {
-      const Spec s = sized_as(1, 2, 1, 200, 330, d, causal, {310});
-      const Meant wide = window(330, causal == Causal::none ? 330 : 0);
+      const Spec s = sized_as(1, 2, 1, Nq, Nk, d, causal, {Nk - 20});
+      const Meant wide = window(Nk, causal == Causal::none ? Nk : 0);
       Meant none;
       none.sinks = {-INFINITY, -INFINITY};
-      as_plain_hopper<bf16>(s, wide, "a window as wide as N");
-      const bool half_here = (causal == Causal::none) == (d == 64);
-      if (half_here || sized(1, 0) == 1) as_plain_hopper<half>(s, wide, "a window as wide as N");
-      if (half_here || sized(1, 0) == 1) as_plain_hopper<half>(s, none, "a sink of -infinity");
-      if (!half_here || sized(1, 0) == 1) as_plain_hopper<bf16>(s, none, "a sink of -infinity");
+      // On the CPU each mask and d meet one pattern, in one type.
+      const bool all = sized(1, 0) == 1, one = (causal == Causal::none) == (d == 64);
+      if (all || (one && d == 64)) as_plain_hopper<bf16>(s, wide, "a window as wide as N");
+      if (all || (one && d != 64)) as_plain_hopper<half>(s, wide, "a window as wide as N");
+      if (all || (!one && d != 64)) as_plain_hopper<bf16>(s, none, "a sink of -infinity");
+      if (all || (!one && d == 64)) as_plain_hopper<half>(s, none, "a sink of -infinity");
     }
 }
 #endif
@@ -880,9 +958,9 @@ TEST_F(masks, WhatHidesNothingTakesThePlainKernel) {
       {"all first tokens stay", Causal::bottom_right, window(3, no_limit, false, 170)}};
   for (const auto& [what, causal, m] : cases) {
     const bool looks_back = m.right == 0 && causal == Causal::none;
-    const Spec s = sized_as(1, 2, 1, 70, 170, 136, causal, {160});
-    const Spec of_plain =
-        sized_as(1, 2, 1, 70, 170, 136, looks_back ? Causal::bottom_right : causal, {160});
+    const Spec s = sized_as(1, sized(2, 1), 1, 70, 170, 136, causal, {160});
+    const Spec of_plain = sized_as(1, sized(2, 1), 1, 70, 170, 136,
+                                   looks_back ? Causal::bottom_right : causal, {160});
     Forwards<bf16> ours(s, m), by_name(s, m);
     ours.counted = true;
     ours.run();
@@ -988,22 +1066,32 @@ TEST_F(masks, GradientsByDifferences) {
 
 // ---- what is promised besides ----
 
-// NaN in a key reaches exactly the rows that see it; in a query, its own.
+// NaN in a key reaches exactly the rows that see it; in a query, its own. Others keep their bits.
 TEST_F(masks, NaNStaysWhereItIsSeen) {
   each_type([]<class T>(T) {
+    const Spec s = sized_as(1, 1, 1, 80, 80, 16);
     const Meant m = window(9, 2, false, 1);
-    for (const bool in_key : {true, false}) {
-      Forwards<T> f(sized_as(1, 1, 1, 80, 80, 16), m);
-      Buffer<T>& x = in_key ? f.c.K : f.c.Q;
-      const Buffer<T> before = x;
-      x.fill([&](Int, Int, Int j, Int e) {
-        return j == 37 && e == 3 ? std::nan("") : double(before.at(0, 0, j, e));
-      });
-      f.run();
-      for (Int i = 0; i < 80; ++i)
-        EXPECT_EQ(std::isnan(float(f.c.O.at(0, 0, i, 0))),
-                  in_key ? m.sees(f.spec.p, 0, 0, i, 37) : i == 37)
-            << i;
+    for (const walk::Kernel kernel : kernels<T>()) {
+      Forwards<T> clean(s, m);
+      clean.kernel = kernel;
+      clean.run();
+      for (const bool in_key : {true, false}) {
+        Forwards<T> f(s, m);
+        f.kernel = kernel;
+        (in_key ? f.c.K : f.c.Q).at(0, 0, 37, 3) = T(std::nanf(""));
+        f.run();
+        const auto compare = [&](const auto& now, const auto& before) {
+          before.for_each([&](Int, Int, Int i, Int e) {
+            const auto got = now.at(0, 0, i, e), was = before.at(0, 0, i, e);
+            const bool hit = in_key ? m.sees(s.p, 0, 0, i, 37) : i == 37;
+            EXPECT_TRUE(hit ? std::isnan(float(got)) : std::memcmp(&got, &was, sizeof got) == 0)
+                << "kernel " << int(kernel) << ", NaN in a " << (in_key ? "key" : "query")
+                << ", row " << i << ", column " << e;
+          });
+        };
+        compare(f.c.O, clean.c.O);
+        compare(f.c.LSE, clean.c.LSE);
+      }
     }
   });
 }
@@ -1031,9 +1119,10 @@ TEST_F(masks, PaddedKeysNeverLeak) {
 TEST_F(masks, TheSameBitsInEveryRun) {
   each_type([]<class T>(T) {
     Meant m = window(50, 0, false, 3);
-    m.sinks = {0.5f, 1.f};
-    Forwards<T> f(sized_as(1, 2, 1, 140, 140, 24), m);
-    Backwards<T> b(sized_as(1, 2, 1, 140, 140, 24), m);
+    const Int heads = sized(2, 1);
+    m.sinks.assign(std::size_t(heads), 0.5f);
+    Forwards<T> f(sized_as(1, heads, 1, 140, 140, 24), m);
+    Backwards<T> b(sized_as(1, heads, 1, 140, 140, 24), m);
     b.deterministic = true;
     f.run(), b.run();
     const std::vector<char> O = f.bits(), gradients = b.bits();
@@ -1075,32 +1164,59 @@ TEST_F(masks, LengthsAndPrefixesAreClamped) {
     const Spec s = sized_as(3, 1, 1, 20, 40, 16, Causal::none, {0, 40, 40});
     Meant m = window(5, 5);
     m.prefix = {0, 0, 40};
-    Forwards<T> f(s, m);
-    f.c.spec.lengths = {-3, 41, std::numeric_limits<Int>::max()};
+    const std::vector<Int> lengths = {-3, 41, std::numeric_limits<Int>::max()};
     Meant far = m;
     far.prefix = {7, -5, std::numeric_limits<Int>::max()};
     const There there(s.p, far);
-    f.run(&there.pattern);
-    f.c.spec.lengths = s.lengths;
-    EXPECT_EQ(f.verdict(), "");
+    const auto right = [&](auto& c, walk::Kernel kernel) {
+      c.kernel = kernel;
+      c.c.spec.lengths = lengths;
+      c.run(&there.pattern);
+      c.c.spec.lengths = s.lengths;
+      EXPECT_EQ(c.verdict(), "") << sizeof(T) << " bytes, kernel " << int(kernel);
+    };
+    for (const walk::Kernel kernel : kernels<T>()) {
+      Forwards<T> f(s, m);
+      right(f, kernel);
+      for (const bool deterministic : {false, true}) {
+        Backwards<T> b(s, m);
+        b.deterministic = deterministic;
+        if (!deterministic || kernel == walk::Kernel::hopper) right(b, kernel);
+      }
+    }
   });
 }
 
+// Block 1 of the keys is seen, block 0 is not; numbers of other blocks are passed over.
 TEST_F(masks, ListsAreClamped) {
   each_type([]<class T>(T) {
-    const Spec s = sized_as(1, 1, 1, 20, 200, 16);
     Meant m;
     m.wanted = [](Int, Int, Int, Int j) { return j == 1; };
-    Forwards<T> f(s, m);
-    const std::vector<std::int32_t> numbers{-1, 1, 2, 1 << 30, INT32_MIN, INT32_MAX};
-    for (const auto& [from, to] : {std::pair<int, int>{0, 6}, {-7, INT32_MAX}}) {
-      const std::vector<std::int32_t> offsets{from, to};
-      const DeviceCopy copy({{const_cast<std::int32_t*>(numbers.data()), numbers.size() * 4},
-                             {const_cast<std::int32_t*>(offsets.data()), 8}});
+    const std::vector<std::int32_t> keys{-1, 1, 2, 1 << 30, INT32_MIN, INT32_MAX},
+        queries{-1, 1, 1 << 30, INT32_MIN, INT32_MAX, -1, 0, 1, 1 << 30, INT32_MIN, INT32_MAX};
+    // Of the last ones block 0 of the keys has a list that ends before it begins.
+    for (const auto& [of_keys, of_queries] :
+         {std::pair<std::vector<std::int32_t>, std::vector<std::int32_t>>{{0, 6}, {0, 5, 11}},
+          {{-7, INT32_MAX}, {-7, 5, INT32_MAX}},
+          {{INT32_MIN, 7}, {9, 5, 12}}}) {
+      const DeviceCopy copy(
+          {{const_cast<std::int32_t*>(keys.data()), keys.size() * 4},
+           {const_cast<std::int32_t*>(queries.data()), queries.size() * 4},
+           {const_cast<std::int32_t*>(of_keys.data()), of_keys.size() * 4},
+           {const_cast<std::int32_t*>(of_queries.data()), of_queries.size() * 4}});
       Pattern pattern;
-      pattern.keys = {copy.at(offsets.data()), copy.at(numbers.data()), 1, 6, 0, 0};
-      f.run(&pattern);
-      EXPECT_EQ(f.verdict(), "") << from;
+      pattern.keys = {copy.at(of_keys.data()), copy.at(keys.data()), 1, 6, 0, 0};
+      pattern.queries = {copy.at(of_queries.data()), copy.at(queries.data()), 2, 11, 0, 0};
+      for (const walk::Kernel kernel : kernels<T>()) {
+        // With d > 64 a block of the list is two of hopper's tiles.
+        const Spec s = sized_as(1, 1, 1, 20, 200, kernel == walk::Kernel::hopper ? 72 : 16);
+        Forwards<T> f(s, m);
+        Backwards<T> b(s, m);
+        f.kernel = b.kernel = kernel;
+        f.run(&pattern), b.run(&pattern);
+        EXPECT_EQ(f.verdict() + b.verdict(), "")
+            << of_keys[0] << ", " << sizeof(T) << " bytes, kernel " << int(kernel);
+      }
     }
   });
 }
@@ -1108,28 +1224,38 @@ TEST_F(masks, ListsAreClamped) {
 // Out of order, twice, promised to be sorted and not so: wrong, and nothing outside is read.
 TEST_F(masks, BrokenPromisesReadNothingElse) {
   each_type([]<class T>(T) {
-    const Spec s = sized_as(1, 1, 1, 150, 200, 16, Causal::none, {130});
+    const Int Nq = sized(150, 130), Nk = sized(200, 140);
+    const Spec s = sized_as(1, 1, 1, Nq, Nk, 16, Causal::none, {130});
     const std::vector<std::int32_t> numbers{1, 0, 1, 1}, offsets{0, 3, 4};
     const DeviceCopy copy({{const_cast<std::int32_t*>(numbers.data()), 16},
                            {const_cast<std::int32_t*>(offsets.data()), 12}});
     Pattern pattern;
     pattern.keys = {copy.at(offsets.data()), copy.at(numbers.data()), 2, 4, 0, 0};
     pattern.queries = pattern.keys;
+    // The same, where neither numbers nor offsets are any that there are.
+    const std::vector<std::int32_t> wild{1 << 30, 1, -1, 1, 0, INT32_MAX},
+        wild_offsets{-7, 4, INT32_MAX};
+    const DeviceCopy wild_copy({{const_cast<std::int32_t*>(wild.data()), 24},
+                                {const_cast<std::int32_t*>(wild_offsets.data()), 12}});
+    Pattern nowhere;
+    nowhere.keys = {wild_copy.at(wild_offsets.data()), wild_copy.at(wild.data()), 2, 6, 0, 0};
+    nowhere.queries = nowhere.keys;
     Meant m;
-    m.query_documents = documents(1, 150, 9, 1);
-    m.key_documents = documents(1, 200, 9, 2);
+    m.query_documents = documents(1, Nq, 9, 1);
+    m.key_documents = documents(1, Nk, 9, 2);
     std::shuffle(m.key_documents.begin(), m.key_documents.end(), std::mt19937_64(3));
     std::shuffle(m.query_documents.begin(), m.query_documents.end(), std::mt19937_64(4));
     m.sorted = true;
     const There there(s.p, m);
-    for (const Pattern* broken : {&std::as_const(pattern), &there.pattern}) {
-      Forwards<T> f(s, {});
-      f.run(broken);
-      EXPECT_EQ(f.c.check_memory_untouched(), "");
-      Backwards<T> b(s, {});
-      b.run(broken);
-      EXPECT_EQ(b.c.check_memory_untouched() + b.fault, "");
-    }
+    for (const Pattern* broken : {&std::as_const(pattern), &std::as_const(nowhere), &there.pattern})
+      for (const walk::Kernel kernel : kernels<T>()) {
+        if (kernel == walk::Kernel::hopper && broken->query_documents) continue;
+        Forwards<T> f(s, {});
+        Backwards<T> b(s, {});
+        f.kernel = b.kernel = kernel;
+        f.run(broken), b.run(broken);
+        EXPECT_EQ(f.c.check_memory_untouched() + b.c.check_memory_untouched() + b.fault, "");
+      }
   });
 }
 
@@ -1177,6 +1303,8 @@ TEST_F(masks, RefusesInWords) {
   expect_words(why([](P p, M) { p.scale = INFINITY; }), {"masks: scale must be finite"});
   expect_words(why([](P p, M) { p.Nk = (1 << 29) + 1; }),
                {"masks: Nq and Nk must be at most 2^29, got 20 and 536870913"});
+  expect_words(why([](P p, M) { p.B = 0, p.Hq = p.Hkv = Int(1) << 60; }),
+               {"masks: B * H * N * d does not fit 64 bits"});
   expect_words(refusal([&] {
                  Forward<float> t = call.t;
                  t.O.data = const_cast<float*>(t.Q.data);
@@ -1219,6 +1347,95 @@ TEST_F(masks, RefusesInWords) {
                {"masks: kernel has the unknown value 7"});
   expect_words(why_back([](M, B, D, O o) { o.scratch = {}; }),
                {"masks needs scratch_bytes() = 640 bytes of scratch, got null"});
+}
+// Each array of a pattern is aligned, and apart from each output.
+TEST_F(masks, RefusesArraysInWords) {
+  const Spec s = sized_as(2, 4, 2, 20, 40, 16);
+  ForwardCase<float> c(s, true);
+  BackwardCase<float> g(s);
+  const ForwardCall<float> call = c.call();
+  const BackwardCall<float> back = g.call();
+  struct Array {
+    const char* name;
+    Int element, n;
+    void (*put)(Problem& p, Pattern& m, const void* there);
+  };
+  const Array arrays[] = {
+      {"key_lengths", 8, 2,
+       [](Problem& p, Pattern&, const void* x) { p.key_lengths = static_cast<const Int*>(x); }},
+      {"prefix", 8, 2,
+       [](Problem&, Pattern& m, const void* x) { m.prefix = static_cast<const Int*>(x); }},
+      {"query_documents", 4, 2 * 20,
+       [](Problem&, Pattern& m, const void* x) {
+         m.query_documents = static_cast<const std::int32_t*>(x);
+       }},
+      {"key_documents", 4, 2 * 40,
+       [](Problem&, Pattern& m, const void* x) {
+         m.key_documents = static_cast<const std::int32_t*>(x);
+       }},
+      {"keys.offsets", 4, 2,
+       [](Problem&, Pattern& m, const void* x) {
+         m.keys.offsets = static_cast<const std::int32_t*>(x);
+       }},
+      {"keys.numbers", 4, 3,
+       [](Problem&, Pattern& m, const void* x) {
+         m.keys.numbers = static_cast<const std::int32_t*>(x);
+       }},
+      {"queries.offsets", 4, 2,
+       [](Problem&, Pattern& m, const void* x) {
+         m.queries.offsets = static_cast<const std::int32_t*>(x);
+       }},
+      {"queries.numbers", 4, 3,
+       [](Problem&, Pattern& m, const void* x) {
+         m.queries.numbers = static_cast<const std::int32_t*>(x);
+       }},
+      {"sinks", 4, 4,
+       [](Problem&, Pattern& m, const void* x) { m.sinks = static_cast<const float*>(x); }}};
+  constexpr Int bytes_of_one = 512;
+  std::vector<Int> memory(std::size(arrays) * bytes_of_one / 8), scratch(2 * 4 * 20);
+  const auto place = [&](std::size_t n) {
+    return reinterpret_cast<char*>(memory.data()) + Int(n) * bytes_of_one;
+  };
+  alignas(8) float sums[4] = {};
+  // All arrays at their places, but one of them there, in a call whose output is `dsinks`, or none.
+  const auto why = [&](const Array& one, const void* there, bool forward, float* dsinks) {
+    Problem p = call.p;
+    Pattern m;
+    m.keys.lists = m.queries.lists = 1;
+    m.keys.entries = m.queries.entries = 3;
+    for (std::size_t n = 0; n < std::size(arrays); ++n)
+      arrays[n].put(p, m, &arrays[n] == &one ? there : place(n));
+    walk::Options options;
+    options.scratch = {scratch.data(), scratch.size() * 8};
+    return refusal([&] {
+      if (forward)
+        walk::forward<float>(p, m, call.t, options);
+      else
+        walk::backward<float>(p, m, back.t, dsinks, options);
+    });
+  };
+  for (std::size_t n = 0; n < std::size(arrays); ++n) {
+    const Array& one = arrays[n];
+    const std::string name = one.name;
+    for (const bool forward : {true, false})
+      expect_words(why(one, place(n) + 1, forward, nullptr),
+                   {"masks: " + name + " must be aligned to its element, " +
+                    std::to_string(one.element) + " bytes"});
+    // Its last byte is the output's first ones.
+    const auto before = [&](const void* output) {
+      return static_cast<const char*>(output) - (one.n - 1) * one.element;
+    };
+    for (const auto& [output, data] :
+         {std::pair<const char*, const void*>{"O", call.t.O.data}, {"LSE", call.t.LSE}})
+      expect_words(why(one, before(data), true, nullptr),
+                   {"masks: " + std::string(output) + " overlaps " + name});
+    for (const auto& [output, data] : {std::pair<const char*, float*>{"dQ", back.t.dQ.data},
+                                       {"dK", back.t.dK.data},
+                                       {"dV", back.t.dV.data},
+                                       {"dsinks", sums}})
+      expect_words(why(one, before(data), false, data == sums ? sums : nullptr),
+                   {"masks: " + std::string(output) + " overlaps " + name});
+  }
 }
 #ifndef FA_WITHOUT_HALF
 TEST_F(masks, TensorCoresWantAPositiveScale) {
@@ -1271,7 +1488,7 @@ TEST_F(masks, ScratchIsCounted) {
 TEST_F(masks, WithTheSharedMemoryOfAT4) {
   const emulator::WithSharedMemory until_the_end(64 << 10);
   for (Int d : {32, 64, 128})
-    both_right<float>(sized_as(1, 2, 1, 70, 90, d), window(40, 5), "d " + std::to_string(d));
+    both_right<float>(sized_as(1, 1, 1, 70, 90, d), window(40, 5), "d " + std::to_string(d));
 }
 // What is copied comes as early as it may, and at random times; late in all other tests.
 TEST_F(masks, EarlyAndAtRandom) {
@@ -1279,18 +1496,21 @@ TEST_F(masks, EarlyAndAtRandom) {
   for (const emulator::Schedule& now :
        {emulator::Schedule{Timing::early, 0}, {Timing::random, 1}, {Timing::random, 2}}) {
     const emulator::WithSchedule until_the_end(now);
-    all_right(sized_as(1, 2, 1, 140, 150, 8), window(40, 0, false, 3),
+    all_right(sized_as(1, 2, 1, 70, 150, 8), window(40, 0, false, 3),
               "seed " + std::to_string(now.seed));
 #ifndef FA_WITHOUT_HALF
     if (optimized::device_capability() != 90) continue;
-    const Meant wide = window(1100, 0, false, 3);
-    Forwards<bf16> f(sized_as(1, 1, 1, 1200, 200, 64), wide);  // in tiles of 192 rows
-    f.kernel = walk::Kernel::hopper;
-    f.run();
-    EXPECT_EQ(f.verdict(), "") << now.seed;
+    if (now.seed < 2) {
+      const Meant wide = window(1100, 0, false, 3);
+      Forwards<bf16> f(sized_as(1, 1, 1, 1200, 200, 64), wide);  // in tiles of 192 rows
+      f.kernel = walk::Kernel::hopper;
+      f.run();
+      EXPECT_EQ(f.verdict(), "") << now.seed;
+      if (now.seed == 1) continue;
+    }
     Meant listed;
     listed.wanted = [](Int, Int, Int i, Int j) { return (i + j) % 3 != 0; };
-    right_by<bf16>(walk::Kernel::best, sized_as(1, 1, 1, 400, 400, 64), listed, "listed");
+    right_by<bf16>(walk::Kernel::best, sized_as(1, 1, 1, 270, 270, 64), listed, "listed");
 #endif
   }
 }
