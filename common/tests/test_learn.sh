@@ -61,7 +61,7 @@ expect 2 "see 02 takes at most one number, for example: ./learn see 02 3" ./lear
 expect 2 "stage 06 has nothing to see yet; there are 00 01 02 03 04 05" ./learn see 06
 expect 2 "unknown stage '07'" ./learn see 07
 expect 3 "no C++ compiler" env CXX=no-such-compiler ./learn see
-expect 2 "xray needs a stage first, for example: ./learn xray 01" ./learn xray
+expect 2 "xray needs a stage first, for example: ./learn xray 04" ./learn xray
 expect 2 "stage 03 has no kernels that run on the CPU; there are 04, 05 and 06" ./learn xray 03
 expect 2 "xray 06 wants a kernel or its file, for example forward/fa2; there are mma cp_async swizzle wide_warps" ./learn xray 06
 expect 2 "no kernel 'forward/softmax' in 06_optimized; there are mma" ./learn xray 06 forward/softmax
