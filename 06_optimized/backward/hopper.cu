@@ -187,8 +187,7 @@ __device__ void compute(Shared<Tiles, T>& shared, const Maps& maps, const Proble
     settle(dV);
     if (steps > 0) {
       wait(&shared.Q_full[q.at], q.phase);
-      // Keys past the length may hold anything, and 0 times NaN is NaN. The other group's dQ reads
-      // them, too, even in the first step.
+      // Keys past the length may hold NaN. The other group's dQ reads them, too, in the first step.
       if (const int here = int(mask.length) - j; here < Bc - 64 * group && mask.length < p.Nk) {
         wait(&shared.dO_full[q.at], q.phase);
         clear_keys<Bc, D>(K, V, max(here, 0), thread);
@@ -301,6 +300,7 @@ void launch(const Problem& p, const Backward<T>& t, float scale, const Passed& p
   const KeyTiles tiles = key_tiles_of<Tiles>(p);
   const auto kernel = hopper_kernel<masked, Tiles, T>;
   constexpr std::size_t shared_bytes = sizeof(Shared<Tiles, T>);
+  static_assert(shared_bytes <= most_shared);
   allow_shared_memory(kernel, shared_bytes);
   const int blocks = std::min(Tiles::stays && passed.taken ? processors() : INT_MAX, tiles.count);
   launch_before(p, t, passed, stream);

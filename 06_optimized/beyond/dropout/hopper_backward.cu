@@ -210,8 +210,7 @@ __device__ void compute(optimized::Shared<Tiles, T>& shared, const Maps& maps, c
     settle(dV);
     if (steps > 0) {
       wait(&shared.Q_full[q.at], q.phase);
-      // Keys past the length may hold anything, and 0 times NaN is NaN. The other group's dQ reads
-      // them, too, even in the first step.
+      // Keys past the length may hold NaN. The other group's dQ reads them, too, in the first step.
       if (const int here = int(mask.length) - j; here < Bc - 64 * group && mask.length < p.Nk) {
         wait(&shared.dO_full[q.at], q.phase);
         clear_keys<Bc, D>(K, V, max(here, 0), thread);

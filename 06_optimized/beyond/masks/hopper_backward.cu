@@ -197,8 +197,7 @@ __device__ void compute(Here<Tiles, T>& shared, const Maps& maps, const Problem&
     settle(dV);
     if (steps > 0) {
       wait(&shared.Q_full[q.at], q.phase);
-      // Keys past the length may hold anything, and 0 times NaN is NaN. The other group's dQ reads
-      // them, too, even in the first step.
+      // Keys past the length may hold NaN. The other group's dQ reads them, too, in the first step.
       if (const int here = length - j; here < Bc - 64 * group && length < p.Nk) {
         wait(&shared.dO_full[q.at], q.phase);
         clear_keys<Bc, D>(K, V, max(here, 0), thread);
