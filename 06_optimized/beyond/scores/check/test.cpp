@@ -1412,7 +1412,7 @@ TEST_F(scores, LengthsOutsideAreClamped) {
     if (sizeof(T) == 4) all.clear();  // it has one kernel for all
     all.push_back({all_of(16), walk::Kernel::fa2});
     for (const auto& [given, kernel] : all) {
-      const auto same_bits = [&, kernel = kernel](auto& c) {
+      const auto same_bits = [&, &given = given, kernel = kernel](auto& c) {
         c.kernel = kernel;
         c.run();
         const std::vector<char> want = c.all_bits();
