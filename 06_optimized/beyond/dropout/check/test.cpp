@@ -17,6 +17,7 @@
 #include "06_optimized/backward/backward.hpp"
 #include "06_optimized/beyond/dropout/dropout.hpp"
 #include "06_optimized/beyond/dropout/philox.hpp"
+#include "06_optimized/check/plain.hpp"
 #include "06_optimized/check/testing.hpp"
 #include "06_optimized/forward/forward.hpp"
 #include "common/judge/cases.hpp"
@@ -446,15 +447,7 @@ TEST_F(dropout, HopperIsTheBestOfItsCalls) {
     EXPECT_EQ(kept.verdict(), "");
     const std::vector<char> of_walk = kept.bits();
     for (Buffer<bf16>* x : {&kept.c.dQ, &kept.c.dK, &kept.c.dV}) x->poison();
-    on_gpu_backward<bf16>([](const Problem& p, const Backward<bf16>& t) {
-      optimized::BackwardOptions options;
-      options.kernel = optimized::BackwardKernel::hopper;
-      options.deterministic = true;
-      const DeviceMemory scratch(optimized::backward_scratch_bytes(p, options));
-      options.scratch = scratch;
-      optimized::backward(p, as_device<__nv_bfloat16>(t), options);
-      FA_CUDA_CHECK(cudaDeviceSynchronize());
-    })(kept.c.call());
+    hopper_in_turns(kept.c.call());
     EXPECT_TRUE(kept.bits() == of_walk) << d << ", nothing dropped, backward";
   }
 }

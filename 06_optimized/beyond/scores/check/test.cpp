@@ -17,6 +17,7 @@
 
 #include "06_optimized/backward/backward.hpp"
 #include "06_optimized/beyond/scores/scores.hpp"
+#include "06_optimized/check/plain.hpp"
 #include "06_optimized/check/testing.hpp"
 #include "06_optimized/forward/forward.hpp"
 #include "common/judge/cases.hpp"
@@ -1106,15 +1107,7 @@ TEST_F(scores, HopperPlainIsTheStagesOwn) {
       EXPECT_TRUE(forward_bits<bf16>(s, alibi(), no_slope, walk::Kernel::hopper) == want) << d;
       if (d > 128) continue;
       BackwardCase<bf16> gradients(s);
-      on_gpu_backward<bf16>([](const Problem& p, const Backward<bf16>& t) {
-        optimized::BackwardOptions options;
-        options.kernel = optimized::BackwardKernel::hopper;
-        options.deterministic = true;
-        const DeviceMemory scratch(optimized::backward_scratch_bytes(p, options));
-        options.scratch = scratch;
-        optimized::backward(p, as_device<__nv_bfloat16>(t), options);
-        FA_CUDA_CHECK(cudaDeviceSynchronize());
-      })(gradients.call());
+      hopper_in_turns(gradients.call());
       for (const Given& given : {Given{}, alibi()}) {
         BackwardOf<bf16> ours(s, Given{});  // O and LSE of a plain forward
         ours.asked = Asked<bf16>(s, given);
@@ -1412,7 +1405,7 @@ TEST_F(scores, LengthsOutsideAreClamped) {
     if (sizeof(T) == 4) all.clear();  // it has one kernel for all
     all.push_back({all_of(16), walk::Kernel::fa2});
     for (const auto& [given, kernel] : all) {
-      const auto same_bits = [&, kernel = kernel](auto& c) {
+      const auto same_bits = [&, &given = given, kernel = kernel](auto& c) {
         c.kernel = kernel;
         c.run();
         const std::vector<char> want = c.all_bits();
