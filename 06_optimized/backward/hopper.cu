@@ -197,7 +197,7 @@ __device__ void compute(Shared<Tiles, T>& shared, const Maps& maps, const Proble
       float S[Br / 2];
       issue_pairs(S, K, shared.Q[q.at]);
       // Of the step before: dS's buffer, where its rows begin, and did nobody add to them before?
-      int buffer = 0, before = 2, row_before = 0;
+      int i0 = shared.i0[q.at], buffer = 0, before = 2, row_before = 0;
       const int until = tile.until(tiles, int(mask.length), int(p.Nq));
       bool first_before = false;
 #pragma unroll 1
@@ -206,7 +206,6 @@ __device__ void compute(Shared<Tiles, T>& shared, const Maps& maps, const Proble
         const int now = q.at;
         float P[Br / 2], dP[Br / 2], dQ[32];
         std::uint32_t rounded_P[Br / 16][4], rounded_dS[Br / 16][4];
-        const int i0 = masked || Tiles::in_order ? shared.i0[now] : 0;
         wgmma_wait<0>(S);  // and dK of the step before
         if (masked) __syncwarp();
         if (leader && n > 0) arrive(&shared.Q_free[now ^ 1]);
@@ -242,6 +241,7 @@ __device__ void compute(Shared<Tiles, T>& shared, const Maps& maps, const Proble
         q.next();
         const bool more = n + 1 < steps;
         if (more) wait(&shared.Q_full[q.at], q.phase);
+        if (more && (masked || Tiles::in_order)) i0 = shared.i0[q.at];
         issue_pairs(S, K, shared.Q[more ? q.at : now]);
       }
       wgmma_wait<0>(S);
