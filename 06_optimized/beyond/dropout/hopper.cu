@@ -150,7 +150,7 @@ __device__ void compute(Shared<Tiles, T>& shared, const ForwardMaps& maps, const
 
   // Before its turn, or when its products are under way: then they hide it, and at d = 128 the
   // forward takes 8 % less time. With three groups, and at d = 256, registers would not do.
-  constexpr bool draws_late = Tiles::groups == 2 && D <= 128;
+  constexpr bool draws_late = D == 128;
 
   // The groups issue their products in turn: one's softmax runs under the other's products.
   const auto my_turn = [&] { sync(turn + group, 256); };
