@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <optional>
 #include <random>
 #include <string>
 #include <type_traits>
@@ -17,6 +18,7 @@
 #include "06_optimized/backward/backward.hpp"
 #include "06_optimized/beyond/dropout/dropout.hpp"
 #include "06_optimized/beyond/dropout/philox.hpp"
+#include "06_optimized/check/nan.hpp"
 #include "06_optimized/check/plain.hpp"
 #include "06_optimized/check/testing.hpp"
 #include "06_optimized/forward/forward.hpp"
@@ -851,18 +853,6 @@ TEST_F(dropout, AnyProblemOfHopper) {
 }
 #endif
 
-// NaN wherever `nan` says, and elsewhere the same bits.
-template <class T, class Where>
-void expect_nan(const Buffer<T>& now, const Buffer<T>& before, const Where& nan,
-                const std::string& what) {
-  Int wrong = 0;
-  now.for_each([&](Int b, Int h, Int i, Int e) {
-    const T &got = now.at(b, h, i, e), &was = before.at(b, h, i, e);
-    wrong += nan(h, i) ? !std::isnan(float(got)) : std::memcmp(&got, &was, sizeof(T)) != 0;
-  });
-  EXPECT_EQ(wrong, 0) << what << ", " << sizeof(T) << " bytes";
-}
-
 // NaN in a key reaches exactly the rows that see it, whether they keep it or not: l has it. In a
 // query it reaches its row. No other row has a bit changed.
 TEST_F(dropout, NaNStaysWhereItIsSeen) {
@@ -876,13 +866,32 @@ TEST_F(dropout, NaNStaysWhereItIsSeen) {
       for (const bool in_key : {false, true}) {
         in_key ? f.c.K.at(0, 0, 37, 3) = T(NAN) : f.c.Q.at(0, 1, 37, 3) = T(NAN);
         f.run();
-        const auto nan = [&](Int h, Int i) { return in_key ? i >= 37 : h == 1 && i == 37; };
-        const std::string what = std::string(in_key ? "NaN in a key" : "NaN in a query") +
-                                 ", kernel " + std::to_string(int(kernel));
-        expect_nan(f.c.O, O, nan, "O, " + what);
-        expect_nan(f.c.LSE, LSE, nan, "LSE, " + what);
+        const auto nan = [&](Int, Int h, Int i, Int) -> std::optional<bool> {
+          return in_key ? i >= 37 : h == 1 && i == 37;
+        };
+        const std::string what =
+            (in_key ? " of NaN in a key, kernel " : " of NaN in a query, kernel ") +
+            std::to_string(int(kernel));
+        expect_hit("O", f.c.O, O, nan, what);
+        expect_hit("LSE", f.c.LSE, LSE, nan, what);
         f.c.Q = Q;
       }
+    }
+  });
+}
+
+// Of gradients as well, but for V's where the weight is dropped.
+TEST_F(dropout, NaNOfGradientsStaysInItsTiles) {
+  each_type([]<class T>(T) {
+    const Int N = sizeof(T) == 4 ? 76 : 140;
+    for (const walk::Kernel kernel : who_takes<T>()) {
+      Backwards<T> b(sized_as(1, 1, 1, N, N, 16, Causal::top_left), with(0.5));
+      b.kernel = kernel;
+      b.deterministic = true;
+      expect_nan_in_its_tiles(
+          b.c, [&] { b.run(); }, [](Int i, Int j) { return j <= i; },
+          [&](Int i, Int j) { return walk::kept(b.c.p, b.dropout, 0, 0, i, j); },
+          "kernel " + std::to_string(int(kernel)));
     }
   });
 }

@@ -15,6 +15,7 @@
 #include "05_cuda_backward/cuda_backward.hpp"
 #include "06_optimized/backward/backward.hpp"
 #include "06_optimized/beyond/masks/reach.hpp"
+#include "06_optimized/check/nan.hpp"
 #include "06_optimized/check/testing.hpp"
 #include "06_optimized/forward/forward.hpp"
 #include "common/judge/cases.hpp"
@@ -1092,6 +1093,22 @@ TEST_F(masks, NaNStaysWhereItIsSeen) {
         compare(f.c.O, clean.c.O);
         compare(f.c.LSE, clean.c.LSE);
       }
+    }
+  });
+}
+
+TEST_F(masks, NaNOfGradientsStaysInItsTiles) {
+  each_type([]<class T>(T) {
+    const Int N = sizeof(T) == 4 ? 76 : 140;
+    const Spec s = sized_as(1, 1, 1, N, N, 16, Causal::top_left);
+    const Meant m = window(9, 0, false, 1);
+    for (const walk::Kernel kernel : kernels<T>()) {
+      Backwards<T> b(s, m);
+      b.kernel = kernel;
+      b.deterministic = true;
+      const auto sees = [&](Int i, Int j) { return m.sees(s.p, 0, 0, i, j); };
+      expect_nan_in_its_tiles(
+          b.c, [&] { b.run(); }, sees, sees, "kernel " + std::to_string(int(kernel)));
     }
   });
 }

@@ -17,6 +17,7 @@
 
 #include "06_optimized/backward/backward.hpp"
 #include "06_optimized/beyond/scores/scores.hpp"
+#include "06_optimized/check/nan.hpp"
 #include "06_optimized/check/plain.hpp"
 #include "06_optimized/check/testing.hpp"
 #include "06_optimized/forward/forward.hpp"
@@ -1297,19 +1298,6 @@ std::vector<std::pair<Given, walk::Kernel>> changes_by_kernel() {
 }
 
 // NaN where it may be, and the same bits where it may not: what each element of `now` must be is
-// hit(b, h, i, x), which says NaN by yes and anything by nothing.
-template <class T, class Hit>
-void expect_hit(const char* name, const Buffer<T>& now, const Buffer<T>& before, const Hit& hit,
-                const std::string& what) {
-  Int wrong = 0;
-  now.for_each([&](Int b, Int h, Int i, Int x) {
-    const T &got = now.at(b, h, i, x), &was = before.at(b, h, i, x);
-    const std::optional<bool> must = hit(b, h, i, x);
-    if (must) wrong += *must ? !std::isnan(double(got)) : std::memcmp(&got, &was, sizeof(T)) != 0;
-  });
-  EXPECT_EQ(wrong, 0) << name << what;
-}
-
 // NaN in a query reaches its row, in a key exactly the rows that see it, and nobody else a bit.
 TEST_F(scores, NaNStaysWhereItIsSeen) {
   each_type([]<class T>(T) {
