@@ -821,8 +821,8 @@ TEST_F(dropout, AnyProblemOfHopper) {
   std::mt19937_64 random(12);
   const auto up_to = [&](Int n) { return Int(random() % std::uint64_t(n)); };
   for (int n = 0; n < sized(60, 8); ++n) {
-    const Int Hkv = 1 + up_to(2), Nk = 1 + up_to(sized(400, 140));
-    Spec s = sized_as(1 + up_to(2), Hkv * (1 + up_to(3)), Hkv, 1 + up_to(sized(400, 140)), Nk,
+    const Int Hkv = 1 + up_to(2), Nk = 1 + up_to(sized(250, 140));
+    Spec s = sized_as(1 + up_to(2), Hkv * (1 + up_to(3)), Hkv, 1 + up_to(sized(250, 140)), Nk,
                       8 * (1 + up_to(16)), Causal(up_to(3)));
     if (up_to(2))
       for (Int b = 0; b < s.p.B; ++b) s.lengths.push_back(up_to(Nk + 1));
@@ -832,21 +832,18 @@ TEST_F(dropout, AnyProblemOfHopper) {
     s.layout.gap = up_to(3);
     s.seed = random();
     const Dropout x = with(double(up_to(900)) / 1000, random(), random());
-    const bool once = up_to(2);  // a GPU runs both
+    const bool flag = up_to(2);
     const auto run = [&]<class T>(T) {
-      for (const bool flag : {false, true}) {
-        if (flag != once && sized(1, 0) == 0) continue;
-        Forwards<T> f(s, x);
-        f.kernel = walk::Kernel::hopper;
-        f.counts = flag;
-        f.run();
-        EXPECT_EQ(f.verdict(), "") << "p = " << x.p << ": " << s.name() << ", counts " << flag;
-        Backwards<T> b(s, x);
-        b.kernel = walk::Kernel::hopper;
-        b.deterministic = flag;
-        b.run();
-        EXPECT_EQ(b.verdict(), "") << "p = " << x.p << ": " << s.name() << ", in turns " << flag;
-      }
+      Forwards<T> f(s, x);
+      f.kernel = walk::Kernel::hopper;
+      f.counts = flag;
+      f.run();
+      EXPECT_EQ(f.verdict(), "") << "p = " << x.p << ": " << s.name() << ", counts " << flag;
+      Backwards<T> b(s, x);
+      b.kernel = walk::Kernel::hopper;
+      b.deterministic = flag;
+      b.run();
+      EXPECT_EQ(b.verdict(), "") << "p = " << x.p << ": " << s.name() << ", in turns " << flag;
     };
     n % 2 ? run(half()) : run(bf16());
   }
