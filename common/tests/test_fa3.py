@@ -127,14 +127,6 @@ class Builder(InFolder):
         self.nvcc("13.1")
         self.assertNotIn("kept", self.build(*only, commit="abd")[1])
 
-    def test_kernels_that_files_share_are_one_function(self) -> None:
-        for version, knows in (("12.3", False), ("12.8", True), ("13.0", True)):
-            self.nvcc(version)
-            self.log.unlink(missing_ok=True)
-            self.assertEqual(self.build("--only", "backward:64:none")[0], 0)
-            calls = [line for line in self.log.read_text().splitlines() if " -c " in line]
-            self.assertEqual({build.ONE_STUB[1] in call for call in calls}, {knows}, version)
-
     def test_decoding_is_added(self) -> None:
         self.assertEqual(self.build("--only", "forward:128:causal")[0], 0)
         code, said, _ = self.build("--decode", "--jobs", "2")

@@ -34,9 +34,6 @@ FLAGS = ["-O3", "-std=c++17", "--use_fast_math", "--expt-relaxed-constexpr", "-D
          "-DCUTE_SM90_EXTENDED_MMA_SHAPES_ENABLED", "-DCUTLASS_ENABLE_GDC_FOR_SM90", "-DCUTLASS_DEBUG_TRACE_LEVEL=0",
          "-D__CUDA_NO_HALF_OPERATORS__", "-D__CUDA_NO_HALF_CONVERSIONS__", "-D__CUDA_NO_BFLOAT16_CONVERSIONS__",
          "-D__CUDA_NO_HALF2_OPERATORS__", "-gencode", "arch=compute_90a,code=sm_90a", "-Xcompiler", "-fPIC"]
-# Several files have the same kernel; the launch is in one of them, what allows its shared memory in another. So both must
-# mean one and the same function, as before CUDA 13.
-ONE_STUB = ((12, 8), "-static-global-template-stub=false")  # CUDA knows the flag from then on
 LEFT_OUT = [f"-DFLASHATTENTION_DISABLE_{what}" for what in ("APPENDKV", "SM8x")]  # what is not asked for
 
 
@@ -152,12 +149,10 @@ class Build:
     def __init__(self, checkout: Checkout, out: Path) -> None:
         self.checkout, self.out = checkout, out
         self.nvcc, self.version = nvcc()
-        since, flag = ONE_STUB
-        self.flags = [*FLAGS, flag] if tuple(map(int, self.version.split(".")[:2])) >= since else FLAGS
         self.includes = ["-I", str(checkout.hopper), "-I", str(checkout.include)]
         self.objects = out / "objects"
         self.objects.mkdir(parents=True, exist_ok=True)
-        self.stamp = digest(checkout.commit, checkout.cutlass, self.version, *self.flags, *LEFT_OUT,
+        self.stamp = digest(checkout.commit, checkout.cutlass, self.version, *FLAGS, *LEFT_OUT,
                             (HERE / "kernel.cu").read_text(encoding="utf-8"))
 
     def object(self, kernel: Kernel) -> Path:
@@ -183,7 +178,7 @@ class Build:
         begin = time.monotonic()
         stamp = self.object(kernel).with_suffix(".stamp")
         stamp.unlink(missing_ok=True)
-        self.run(str(kernel), [self.nvcc, *self.flags, *LEFT_OUT, *self.includes, *kernel.definitions, "-c",
+        self.run(str(kernel), [self.nvcc, *FLAGS, *LEFT_OUT, *self.includes, *kernel.definitions, "-c",
                                HERE / "kernel.cu"], self.object(kernel))
         stamp.write_text(self.stamp, encoding="utf-8")
         return f"{kernel}: {time.monotonic() - begin:.0f} s"
@@ -193,11 +188,11 @@ class Build:
         kernels = [kernel for kernel in KERNELS.values() if self.has(kernel)]
         text = lambda name, value: f'#define {name} "{value}"\n'  # noqa: E731
         built = (text("FA3_COMMIT", self.checkout.commit) + text("FA3_CUTLASS", self.checkout.cutlass)
-                 + text("FA3_COMPILER", f"nvcc {self.version}") + text("FA3_FLAGS", shlex.join(self.flags))
+                 + text("FA3_COMPILER", f"nvcc {self.version}") + text("FA3_FLAGS", shlex.join(FLAGS))
                  + "#define FA3_KERNELS(X) " + " ".join(f"X({kernel.entry})" for kernel in kernels) + "\n")
         (self.objects / "built.hpp").write_text(built, encoding="utf-8")
         interfaces = [self.objects / f"{name}.o" for name in ("fa3", "decode", "packed")]
-        flags = ["-std=c++20" if flag == "-std=c++17" else flag for flag in self.flags]  # as the project's headers
+        flags = ["-std=c++20" if flag == "-std=c++17" else flag for flag in FLAGS]  # as the project's headers
         for interface in interfaces:
             self.run("the interface", [self.nvcc, *flags, "-I", str(ROOT), "-I", str(self.objects), *self.includes,
                                        "-c", HERE / f"{interface.stem}.cu"], interface)
