@@ -27,7 +27,6 @@
 #include <climits>
 
 #include "06_optimized/backward/backward.hpp"
-#include "06_optimized/backward/bring.cuh"
 #include "06_optimized/backward/shapes.cuh"
 #include "06_optimized/backward/steps.cuh"
 #include "06_optimized/ptx/add.cuh"
@@ -60,7 +59,7 @@ __device__ void load(Shared<Tiles, T>& shared, const Maps& maps, const Problem& 
     }
     tile = KeyTile<Tiles>(p, passed, tiles, number);
     arrive(&shared.tile_full[kv.at]);
-    Walk<Tiles> walk(tile, int(p.Nq));
+    auto walk = walk_of(tile, p, tiles);
     for (int n = 0; n < tile.steps; ++n, walk.next(int(p.Nq)), q.next()) {
       const struct { int b, h, i0, j0; } at{tile.b, tile.h + walk.h, walk.i0, tile.j0};
       const int row = walk.row(passed);
@@ -68,7 +67,7 @@ __device__ void load(Shared<Tiles, T>& shared, const Maps& maps, const Problem& 
       Barrier *const Q_full = &shared.Q_full[q.at], *const dO_full = &shared.dO_full[q.at];
       wait(&shared.Q_free[q.at], q.phase ^ 1);
       shared.row[q.at] = row;
-      shared.i0[q.at] = walk.i0;
+      if (Tiles::together) shared.i0[q.at] = walk.i0;
       bring(shared.Q[q.at], maps.Q, shared.LSE2[q.at], passed.LSE2 + row, Q_full, at, more);
       if (n == 0) bring_keys<Tiles::Bc>(shared.K[kv.at], maps.K, Q_full, tile.hk, at);
       wait(&shared.dO_free[q.at], q.phase ^ 1);
@@ -90,7 +89,7 @@ __device__ void push(Shared<Tiles, T>& shared, const Problem& p, const Passed& p
     wait(&shared.tile_full[kv.at], kv.phase);
     const KeyTile<Tiles> tile = shared.tile[kv.at];
     if (tile.steps < 0) break;
-    Walk<Tiles> walk(tile, int(p.Nq));
+    auto walk = walk_of(tile, p, tiles);
     const int length = int(Mask(p, tile.b).length);
 #pragma unroll 1
     for (int n = 0; n < tile.steps; ++n, walk.next(int(p.Nq))) {
@@ -196,9 +195,9 @@ __device__ void compute(Shared<Tiles, T>& shared, const Maps& maps, const Proble
       }
       float S[Br / 2];
       issue_pairs(S, K, shared.Q[q.at]);
-      // Of the step before: dS's buffer, where its rows begin, and did nobody add to them before?
-      int i0 = shared.i0[q.at], buffer = 0, before = 2, row_before = 0;
-      const int until = tile.until(tiles, int(mask.length), int(p.Nq));
+      // Where the walk is; where the rows of the step before begin; did nobody add to them before?
+      const int first = tile.first, until = tile.until(tiles, int(mask.length), int(p.Nq));
+      int i0 = Tiles::together ? shared.i0[q.at] : first, row_before = 0, buffer = 0, before = 2;
       bool first_before = false;
 #pragma unroll 1
       for (int n = 0; n < steps; ++n) {
@@ -241,7 +240,8 @@ __device__ void compute(Shared<Tiles, T>& shared, const Maps& maps, const Proble
         q.next();
         const bool more = n + 1 < steps;
         if (more) wait(&shared.Q_full[q.at], q.phase);
-        if (more && (masked || Tiles::in_order)) i0 = shared.i0[q.at];
+        if (Tiles::together) i0 = shared.i0[more ? q.at : now];
+        if (!Tiles::together && (masked || Tiles::in_order) && (i0 += Br) >= p.Nq) i0 = first;
         issue_pairs(S, K, shared.Q[more ? q.at : now]);
       }
       wgmma_wait<0>(S);
@@ -315,12 +315,12 @@ template <class T>
 void launch_backward_hopper(const Problem& p, const Backward<T>& t, float scale,
                             const Passed& passed, cudaStream_t stream) {
   const bool masked = p.causal != Causal::none || p.key_lengths || p.Nk % 128 != 0;
-  const auto run = [&](auto sizes) {
-    using Tiles = decltype(sizes);
+  const auto run = [&]<class Tiles>(Tiles) {
     (masked ? launch<true, Tiles, T> : launch<false, Tiles, T>)(p, t, scale, passed, stream);
   };
   if (p.d <= 64) return passed.turn ? run(Sizes<64, true>()) : run(Sizes<64, false>());
-  passed.turn ? run(Sizes<128, true>()) : run(Sizes<128, false>());
+  if (passed.turn) return run(Sizes<128, true>());
+  p.Hq > p.Hkv ? run(Sizes<128, false, true>()) : run(Sizes<128, false>());
 }
 template void launch_backward_hopper(const Problem&, const Backward<__half>&, float, const Passed&,
                                      cudaStream_t);

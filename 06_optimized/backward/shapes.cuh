@@ -14,12 +14,13 @@ namespace fa::optimized {
 //   adds_dQ  yes: a buffer would be 512 of 3328 cycles     no: a pusher does it
 //   late_dV  behind dS, beside which exponentials may lie  as soon as P is there: it runs under dS
 //   stays    for the next keys, which have a buffer        no: K and V twice would not fit
-template <int D_, bool in_order_>
+//   together no: as fast, and no kernel more               where heads share keys, see WalkTogether
+template <int D_, bool in_order_, bool together_ = false>
 struct Sizes {
   static constexpr int D = D_, groups = 2, Bc = 64 * groups, Br = D == 64 ? 128 : 64;
   static constexpr int stages = 2, threads = 128 * (groups + 1);
   static constexpr bool adds_dQ = D == 64, late_dV = D == 64, in_order = in_order_;
-  static constexpr bool stays = D == 64;
+  static constexpr bool stays = D == 64, together = together_;
   static constexpr int keys = stays ? 2 : 1;  // buffers of K, and of V
 };
 
@@ -35,16 +36,12 @@ struct KeyTile {
   int steps;      // tiles of queries; below 0: nothing more to do
   int b, hk, j0;  // batch, key head, first key
   int first;      // of each head, the first query: a multiple of Br
-  int group;      // query heads that share these keys
-  bool back;      // see Walk
   int h, row;     // the first query head; where its rows of LSE2, D and dQ begin
                   // (each has 264 bytes of scratch, so an int can count them)
 
   __device__ KeyTile() {}
   __device__ KeyTile(const Problem& p, const Passed& passed, const KeyTiles& all, int n) {
-    const int Hkv = int(p.Hkv), Nq = int(p.Nq);
-    group = int(p.Hq) / Hkv;
-    back = n / (all.section * all.tiles) % 2 == 0;
+    const int Hkv = int(p.Hkv), group = int(p.Hq) / Hkv, Nq = int(p.Nq);
     int head, tile;
     all.place(n, head, tile);
     b = head / Hkv;
@@ -66,31 +63,14 @@ struct KeyTile {
   }
 };
 
-// The walk over those queries, tile by tile of each head. Or, where heads share keys and nobody
-// waits for a turn, head by head of each tile: then the blocks of a key head are at the same
-// queries at the same time, and what they read and add to is in the L2 cache. With a causal mask
-// they begin at different ones. The first section's blocks begin together, so they go back, from
-// the last query that all have. One with fewer queries is done sooner, and a block of the next
-// section begins, of those that have the most first: they go forward, and each comes to its first
-// queries when those before it do. And so on, to and fro.
+// The walk over those queries, tile by tile of each head.
 template <class Tiles>
 struct Walk {
   const KeyTile<Tiles>& tile;
-  const bool together, back;
-  int h = 0, i0;  // the head, of the group, and the tile's first query
+  int h, i0;  // the head, of the group, and the tile's first query
 
-  __device__ explicit Walk(const KeyTile<Tiles>& tile)
-      : tile(tile), together(false), back(false), i0(tile.first) {}
-  __device__ Walk(const KeyTile<Tiles>& tile, int Nq)
-      : tile(tile),
-        together(!Tiles::in_order && tile.group > 1),
-        back(together && tile.back),
-        i0(back ? (Nq - 1) / Tiles::Br * Tiles::Br : tile.first) {}
+  __device__ explicit Walk(const KeyTile<Tiles>& tile) : tile(tile), h(0), i0(tile.first) {}
   __device__ void next(int Nq) {
-    if (together) {
-      if (++h == tile.group) h = 0, i0 += back ? -Tiles::Br : Tiles::Br;
-      return;
-    }
     i0 += Tiles::Br;
     if (i0 < Nq) return;
     i0 = tile.first;
@@ -106,14 +86,42 @@ struct Walk {
   }
 };
 
+// Head by head of each tile of queries, where heads share keys and nobody waits for a turn: then
+// the blocks of a key head are at the same queries at the same time, and what they read and add to
+// is in the L2 cache. With a causal mask they begin at different ones. The first section's blocks
+// begin together, so they go back, from the last query that all have. One with fewer queries is
+// done sooner, and a block of the next section begins, of those that have the most first: they go
+// forward, and each comes to its first queries when those before it do. And so on, to and fro.
+template <class Tiles>
+struct WalkTogether : Walk<Tiles> {
+  int group;  // heads
+  bool back;
+
+  __device__ WalkTogether(const KeyTile<Tiles>& tile, const Problem& p, const KeyTiles& all)
+      : Walk<Tiles>(tile), group(int(p.Hq / p.Hkv)) {
+    back = (tile.b * int(p.Hkv) + tile.hk) / all.section % 2 == 0;
+    if (back) this->i0 = (int(p.Nq) - 1) / Tiles::Br * Tiles::Br;
+  }
+  __device__ void next(int) {
+    if (++this->h == group) this->h = 0, this->i0 += back ? -Tiles::Br : Tiles::Br;
+  }
+};
+
+template <class Tiles>
+__device__ auto walk_of(const KeyTile<Tiles>& tile, const Problem& p, const KeyTiles& all) {
+  if constexpr (Tiles::together)
+    return WalkTogether<Tiles>(tile, p, all);
+  else
+    return Walk<Tiles>(tile);
+}
+
 // In sections of heads. With a causal mask the first keys are seen by the most queries, so the
 // shortest walks come last. Or first, where blocks take turns.
 template <class Tiles>
 KeyTiles key_tiles_of(const Problem& p) {
   const int MiB_of_L2 = 20, tiles = int((p.Nk + Tiles::Bc - 1) / Tiles::Bc);
   int section = heads_of_section(p, Tiles::D, MiB_of_L2);
-  // As many as there are blocks at a time: see Walk.
-  if (!Tiles::in_order && p.Hq > p.Hkv)
+  if (Tiles::together)  // a section's blocks run at the same time
     section = std::min(section, std::max(1, processors() / tiles));
   const Order<int> order{tiles, int(p.B * p.Hkv), section, Tiles::in_order};
   const std::int64_t shift = p.causal == Causal::none       ? p.Nk
@@ -136,7 +144,7 @@ struct Shared {
   Barrier tile_full[Tiles::keys], KV_free[Tiles::keys];
   Tile tile[Tiles::keys];
   int row[Tiles::stages];  // where the rows of what lies in Q begin
-  int i0[Tiles::stages];   // its first query
+  int i0[Tiles::stages];   // its first query, where heads walk together
 };
 
 // The numbered barriers: all but `meeting` once for each group, `ready` for even and for odd steps

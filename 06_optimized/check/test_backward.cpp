@@ -293,8 +293,8 @@ TEST_F(GpuBackward, ABlockATileHasTheSameBits) {
   }
 }
 
-// Query heads that share keys, tile by tile; of every other section of key heads from the last tile
-// to the first. With d = 64 the test before this one does it.
+// Query heads that share keys, head by head of each tile of queries; of every other section of key
+// heads from the last tile to the first.
 TEST_F(GpuBackward, HeadsThatShareKeysAreWalkedToAndFro) {
   if (!on_hopper()) GTEST_SKIP() << unavailable(BackwardKernel::hopper);
   for (const Causal causal : masks) {
