@@ -315,12 +315,12 @@ template <class T>
 void launch_backward_hopper(const Problem& p, const Backward<T>& t, float scale,
                             const Passed& passed, cudaStream_t stream) {
   const bool masked = p.causal != Causal::none || p.key_lengths || p.Nk % 128 != 0;
-  const auto run = [&]<class Tiles>(Tiles) {
-    (masked ? launch<true, Tiles, T> : launch<false, Tiles, T>)(p, t, scale, passed, stream);
+  const auto run = [&]<class Size>(Size) {
+    (masked ? launch<true, Size, T> : launch<Size::together, Size, T>)(p, t, scale, passed, stream);
   };
   if (p.d <= 64) return passed.turn ? run(Sizes<64, true>()) : run(Sizes<64, false>());
-  if (passed.turn) return run(Sizes<128, true>());
-  p.Hq > p.Hkv ? run(Sizes<128, false, true>()) : run(Sizes<128, false>());
+  if (masked && p.Hq > p.Hkv && !passed.turn) return run(Sizes<128, false, true>());
+  passed.turn ? run(Sizes<128, true>()) : run(Sizes<128, false>());
 }
 template void launch_backward_hopper(const Problem&, const Backward<__half>&, float, const Passed&,
                                      cudaStream_t);

@@ -14,7 +14,7 @@ namespace fa::optimized {
 //   adds_dQ  yes: a buffer would be 512 of 3328 cycles     no: a pusher does it
 //   late_dV  behind dS, beside which exponentials may lie  as soon as P is there: it runs under dS
 //   stays    for the next keys, which have a buffer        no: K and V twice would not fit
-//   together no: as fast, and no kernel more               where heads share keys, see WalkTogether
+//   together no: it gains nothing, so no kernel more       heads that share keys, behind a mask
 template <int D_, bool in_order_, bool together_ = false>
 struct Sizes {
   static constexpr int D = D_, groups = 2, Bc = 64 * groups, Br = D == 64 ? 128 : 64;
@@ -88,10 +88,11 @@ struct Walk {
 
 // Head by head of each tile of queries, where heads share keys and nobody waits for a turn: then
 // the blocks of a key head are at the same queries at the same time, and what they read and add to
-// is in the L2 cache. With a causal mask they begin at different ones. The first section's blocks
-// begin together, so they go back, from the last query that all have. One with fewer queries is
-// done sooner, and a block of the next section begins, of those that have the most first: they go
-// forward, and each comes to its first queries when those before it do. And so on, to and fro.
+// is in the L2 cache. With a causal mask each begins at others (without one they are in step in any
+// case). The first section's blocks begin together, so they go back, from the last query that all
+// have. One with fewer queries is done sooner, and a block of the next section begins, of those
+// that have the most first: they go forward, and each comes to its first queries when those before
+// it do. And so on, to and fro.
 template <class Tiles>
 struct WalkTogether : Walk<Tiles> {
   int group;  // heads
