@@ -319,7 +319,7 @@ void launch_backward_hopper(const Problem& p, const Backward<T>& t, float scale,
     (masked ? launch<true, Size, T> : launch<Size::together, Size, T>)(p, t, scale, passed, stream);
   };
   if (p.d <= 64) return passed.turn ? run(Sizes<64, true>()) : run(Sizes<64, false>());
-  if (masked && p.Hq > p.Hkv && !passed.turn) return run(Sizes<128, false, true>());
+  if (masked && p.Hq > p.Hkv && !passed.turn) return run(Together());
   passed.turn ? run(Sizes<128, true>()) : run(Sizes<128, false>());
 }
 template void launch_backward_hopper(const Problem&, const Backward<__half>&, float, const Passed&,

@@ -14,14 +14,17 @@ namespace fa::optimized {
 //   adds_dQ  yes: a buffer would be 512 of 3328 cycles     no: a pusher does it
 //   late_dV  behind dS, beside which exponentials may lie  as soon as P is there: it runs under dS
 //   stays    for the next keys, which have a buffer        no: K and V twice would not fit
-//   together no: it gains nothing, so no kernel more       heads that share keys, behind a mask
-template <int D_, bool in_order_, bool together_ = false>
+template <int D_, bool in_order_>
 struct Sizes {
   static constexpr int D = D_, groups = 2, Bc = 64 * groups, Br = D == 64 ? 128 : 64;
   static constexpr int stages = 2, threads = 128 * (groups + 1);
   static constexpr bool adds_dQ = D == 64, late_dV = D == 64, in_order = in_order_;
-  static constexpr bool stays = D == 64, together = together_;
+  static constexpr bool stays = D == 64, together = false;
   static constexpr int keys = stays ? 2 : 1;  // buffers of K, and of V
+};
+// For heads that share keys, behind a mask: see WalkTogether. With d = 64 it gained nothing.
+struct Together : Sizes<128, false> {
+  static constexpr bool together = true;
 };
 
 // All tiles of keys: how many, the order in which they are taken, and what their masks share.
