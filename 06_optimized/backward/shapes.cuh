@@ -19,7 +19,8 @@ struct Sizes {
   static constexpr int D = D_, groups = 2, Bc = 64 * groups, Br = D == 64 ? 128 : 64;
   static constexpr int stages = 2, threads = 128 * (groups + 1);
   static constexpr bool adds_dQ = D == 64, late_dV = D == 64, in_order = in_order_;
-  static constexpr bool stays = D == 64, together = false;
+  static constexpr bool stays = D == 64;
+  static constexpr bool together = false;
   static constexpr int keys = stays ? 2 : 1;  // buffers of K, and of V
 };
 // For heads that share keys, behind a mask: see WalkTogether. With d = 64 it gained nothing.
