@@ -49,7 +49,8 @@ struct InSections {
 
 // On the host: as many heads a section as fit into so much of the L2 cache, where every step reads
 // Q and dO and adds to dQ. Of a query Q and dO have 2 bytes for each number, dQ 4. A key head
-// counts for one query head: its blocks go through those of its group one after the other.
+// counts for one query head: its blocks go through those of its group one after the other
+// (hopper's tile by tile, behind a mask: Together).
 inline int heads_of_section(const Problem& p, int D, int MiB) {
   return heads_within(of_L2(MiB), p.Nq * D * (2 + 2 + 4), p.B * p.Hkv);
 }

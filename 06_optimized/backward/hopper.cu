@@ -240,7 +240,7 @@ __device__ void compute(Shared<Tiles, T>& shared, const Maps& maps, const Proble
         q.next();
         const bool more = n + 1 < steps;
         if (more) wait(&shared.Q_full[q.at], q.phase);
-        if (Tiles::together) i0 = shared.i0[more ? q.at : now];
+        if (Tiles::together) i0 = shared.i0[more ? q.at : now];  // nobody has freed `now` yet
         if (!Tiles::together && (masked || Tiles::in_order) && (i0 += Br) >= p.Nq) i0 = first;
         issue_pairs(S, K, shared.Q[more ? q.at : now]);
       }
@@ -300,7 +300,7 @@ void launch(const Problem& p, const Backward<T>& t, float scale, const Passed& p
   const KeyTiles tiles = key_tiles_of<Tiles>(p);
   const auto kernel = hopper_kernel<masked, Tiles, T>;
   constexpr std::size_t shared_bytes = sizeof(Shared<Tiles, T>);
-  static_assert(shared_bytes <= most_shared);
+  static_assert(shared_bytes <= most_shared && (masked || !Tiles::together));
   allow_shared_memory(kernel, shared_bytes);
   const int blocks = std::min(Tiles::stays && passed.taken ? processors() : INT_MAX, tiles.count);
   launch_before(p, t, passed, stream);

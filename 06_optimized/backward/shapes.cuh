@@ -95,8 +95,8 @@ struct Walk {
 // is in the L2 cache. With a causal mask each begins at others (without one they are in step in any
 // case). The first section's blocks begin together, so they go back, from the last query that all
 // have. One with fewer queries is done sooner, and a block of the next section begins, of those
-// that have the most first: they go forward, and each comes to its first queries when those before
-// it do. And so on, to and fro.
+// that have the most first: they go forward, and each begins where its key head's earlier blocks
+// have just arrived. And so on, to and fro.
 template <class Tiles>
 struct WalkTogether : Walk<Tiles> {
   int group;  // heads

@@ -348,12 +348,12 @@ def missed(r: Results) -> Table | None:
             for n in sorted(set(by) & set(rival)):
                 found, wanted = ratio(rival[n], by[n], "time").mid, aim.of(n, chip)
                 cells += 1
-                if round(found, 3) < wanted:
+                if found < wanted:
                     cell = f"{aim.what}/{ours}/N:{n:g}/d:{aim.d}/causal:{aim.causal}/G:1/chip:{chip}/bf16"
                     had, commit = best.get(cell, f"{found} -").split()
                     lines.append([aim.what + (", the same bits" if aim.same_bits else ""), f"{aim.d}", MASK[aim.causal], chip,
-                                  f"{n:g}", f"{wanted:.2f}", f"{found:.3f}",
-                                  f"{float(had):.3f} ({commit})" if float(had) > found + 5e-4 else "this"])
+                                  f"{n:g}", f"{wanted:.2f}", f"{found:.4f}",
+                                  f"{float(had):.4f} ({commit})" if float(had) > found + 5e-5 else "this"])
     if not cells:
         return None
     header = ["pass", "d", "mask", "chip", "N", f"wanted of {FA3}'s speed", "measured", "the best ever"]

@@ -3,10 +3,11 @@
     l2.py            the table of results/l2.txt, in some seconds
     l2.py --write    into that file
 
-d = 128, a causal mask, 16,384 tokens, 16 heads. A block of threads has 128 keys. In a step it meets 64 queries of a head:
+d = 128, a causal mask, 16 heads. A block of threads has 128 keys. In a step it meets 64 queries of a head:
 a *piece* of Q and dO in 16 bits and of dQ in fp32. 132 blocks run, each as fast as the others but for chance; whenever one
-is done, the next of the order begins. The cache keeps the pieces that were met last. What a step costs if its piece is not
-there, the model does not say: it counts how often that is.
+is done, the next of the order begins. The cache keeps the pieces that were met last. A step whose piece is not there takes
+no longer than others, though really its block falls back, and those behind it catch up: so the model counts more misses
+than there are where blocks are far apart.
 
 The walks: `heads`, head by head; `back`, all heads of a tile of queries, from the last tile to the first;
 `to and fro`, as WalkTogether in backward/shapes.cuh.
@@ -22,9 +23,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 D, KEYS, QUERIES = 128, 128, 64  # of a head, a block, a step
-TOKENS, HEADS = 16384, 16
+HEADS = 16
 BLOCKS = 132  # at a time
-CACHE = 40e6  # bytes; the L2 cache of an H100 or H200 has 50 MB, for all that is read
+CACHE = 40e6  # bytes: an H100's L2 cache has 50 MB, an H200's 60 MiB; the rest is for K, V, dK and dV
 PIECE = QUERIES * D * (2 + 2 + 4)
 WALKS = ("heads", "back", "to and fro")
 
@@ -49,10 +50,10 @@ def walk_of(walk: str, head: int, tile: int, section: int, group: int, n: int) -
     return [(head, member, i) for i in queries for member in range(group)]
 
 
-def missed(walk: str, group: int, n: int, blocks: int = BLOCKS, cache: float = CACHE) -> float:
+def missed(walk: str, group: int, n: int, tokens: int = 16384, blocks: int = BLOCKS, cache: float = CACHE) -> float:
     """The share of steps whose piece is not in the cache."""
-    heads, tiles = TOKENS // n * HEADS // group, n // KEYS
-    section = max(1, min(16384 // n, blocks // tiles))  # 20 MiB of a head for each key head; see key_tiles_of
+    heads, tiles = tokens // n * HEADS // group, n // KEYS
+    section = max(1, min(16384 // n, blocks // tiles))  # 20 MiB, of which 1,024 queries take one; see key_tiles_of
     waiting = order_of(heads, tiles, section)
     chance = random.Random(1)
     kept: OrderedDict[Piece, None] = OrderedDict()
@@ -82,9 +83,10 @@ def missed(walk: str, group: int, n: int, blocks: int = BLOCKS, cache: float = C
 
 
 def table() -> str:
-    lines = [f"G:{group} N:{n} {' '.join(f'{missed(walk, group, n):.2f}' for walk in WALKS)}\n"
-             for group in (8, 4) for n in (1024, 4096, 16384)]
-    return f"# heads a key head, length: misses by walk: {', '.join(WALKS)}\n" + "".join(lines)
+    cases = [(group, n, 16384) for group in (8, 4) for n in (1024, 4096, 16384)] + [(8, 1024, 131072)]
+    lines = [f"G:{group} N:{n} tokens:{tokens} {' '.join(f'{missed(walk, group, n, tokens):.2f}' for walk in WALKS)}\n"
+             for group, n, tokens in cases]
+    return f"# heads a key head, length, tokens in all: misses by walk: {', '.join(WALKS)}\n" + "".join(lines)
 
 
 def main() -> int:

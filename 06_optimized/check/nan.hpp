@@ -25,9 +25,10 @@ void expect_hit(const char* name, const Buffer<T>& now, const Buffer<T>& before,
   EXPECT_EQ(wrong, 0) << name << what;
 }
 
-// A NaN in a query, or in a key, of a backward with a causal mask that sees(i, j) may narrow: the
-// gradients of the rows that see it, and of the keys that they see, are NaN, whether a weight is
-// kept or not; dV's where kept(i, j). Rows of other tiles have no bit changed.
+// NaN in a backward with a causal mask, that sees(i, j) may narrow. In query i: dQ_i, and the dK of
+// all keys that i sees, are NaN. In key j: dK_j, and the dQ of all rows that see j. So is each dV_j
+// whose weight of such a pair is kept(i, j). Tiles before the key's, or behind the query's, have no
+// bit changed.
 template <class T, class Run, class Sees, class Kept>
 void expect_nan_in_its_tiles(BackwardCase<T>& c, const Run& run, const Sees& sees, const Kept& kept,
                              const std::string& what) {

@@ -54,8 +54,8 @@ namespace asked {  // by the names that the dispatch gives to its answers
 #define run_mha_bwd_hdim64 OWN(_64)
 #define run_mha_bwd_hdim128 OWN(_128)
 #define run_mha_bwd_hdim256 OWN(_256)
-// CUTLASS's kernels are static: each file has its own, and says of its own how much shared memory
-// it may have. So each file launches its own, too.
+// CUTLASS's kernels are static: each file has its own, and must raise that one's limit of shared
+// memory. What launches them is not: the linker would keep one, with another file's kernel.
 #define kernel_launch OWN(_launch)
 
 #if FA3_BACKWARD
