@@ -16,6 +16,7 @@
 #include "06_optimized/backward/backward.hpp"
 #include "06_optimized/beyond/masks/reach.hpp"
 #include "06_optimized/check/nan.hpp"
+#include "06_optimized/check/plain.hpp"
 #include "06_optimized/check/testing.hpp"
 #include "06_optimized/forward/forward.hpp"
 #include "common/judge/cases.hpp"
@@ -906,15 +907,7 @@ void as_plain_hopper(const Spec& s, const Meant& m, const std::string& what) {
   EXPECT_EQ(differs(ours.c.LSE, plain.LSE), "") << what << ", LSE, " << s.name();
 
   BackwardCase<T> theirs(s);
-  on_gpu_backward<T>([](const Problem& p, const Backward<T>& t) {
-    optimized::BackwardOptions options;
-    options.kernel = optimized::BackwardKernel::hopper;
-    options.deterministic = true;
-    const DeviceMemory scratch(optimized::backward_scratch_bytes(p, options));
-    options.scratch = scratch;
-    optimized::backward(p, as_device<D>(t), options);
-    FA_CUDA_CHECK(cudaDeviceSynchronize());
-  })(theirs.call());
+  hopper_in_turns<T>(theirs.call());
   Backwards<T> mine(s, m);
   mine.kernel = walk::Kernel::hopper;
   mine.deterministic = true;
