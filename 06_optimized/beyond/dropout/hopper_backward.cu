@@ -27,11 +27,16 @@ namespace {
 
 using namespace optimized;
 
+template <class Tiles, class T>
+struct Shared : optimized::Shared<Tiles, T> {
+  int h[Tiles::stages];  // the head of what lies in Q, where heads walk together
+};
+
 // ---- the warps that move data ----
 
 // Says what comes, and brings it: of each tile the keys, with the first queries that meet them.
 template <class Tiles, class T>
-__device__ void load(optimized::Shared<Tiles, T>& shared, const Maps& maps, const Problem& p,
+__device__ void load(Shared<Tiles, T>& shared, const Maps& maps, const Problem& p,
                      const Passed& passed, const KeyTiles& tiles) {
   Ring<Tiles::stages> q;
   Ring<Tiles::keys> kv;
@@ -49,7 +54,7 @@ __device__ void load(optimized::Shared<Tiles, T>& shared, const Maps& maps, cons
     }
     tile = KeyTile<Tiles>(p, passed, tiles, number);
     arrive(&shared.tile_full[kv.at]);
-    Walk walk(tile);
+    auto walk = walk_of(tile, p, tiles);
     for (int n = 0; n < tile.steps; ++n, walk.next(int(p.Nq)), q.next()) {
       const struct { int b, h, i0, j0; } at{tile.b, tile.h + walk.h, walk.i0, tile.j0};
       const int row = walk.row(passed);
@@ -57,6 +62,7 @@ __device__ void load(optimized::Shared<Tiles, T>& shared, const Maps& maps, cons
       Barrier *const Q_full = &shared.Q_full[q.at], *const dO_full = &shared.dO_full[q.at];
       wait(&shared.Q_free[q.at], q.phase ^ 1);
       shared.row[q.at] = row;
+      if (Tiles::together) shared.i0[q.at] = walk.i0, shared.h[q.at] = at.h;
       optimized::bring(shared.Q[q.at], maps.Q, shared.LSE2[q.at], passed.LSE2 + row, Q_full, at,
                        more);
       if (n == 0) bring_keys<Tiles::Bc>(shared.K[kv.at], maps.K, Q_full, tile.hk, at);
@@ -73,14 +79,14 @@ __device__ void load(optimized::Shared<Tiles, T>& shared, const Maps& maps, cons
 // One warp for each group's part of dQ: adds it up in global memory, or sees to it that the group
 // does so when it is its turn.
 template <class Tiles, class T>
-__device__ void push(optimized::Shared<Tiles, T>& shared, const Problem& p, const Passed& passed,
+__device__ void push(Shared<Tiles, T>& shared, const Problem& p, const Passed& passed,
                      const KeyTiles& tiles, int group) {
   Ring<Tiles::keys> kv;
   for (;; kv.next()) {
     wait(&shared.tile_full[kv.at], kv.phase);
     const KeyTile<Tiles> tile = shared.tile[kv.at];
     if (tile.steps < 0) break;
-    Walk walk(tile);
+    auto walk = walk_of(tile, p, tiles);
     const int length = int(Mask(p, tile.b).length);
 #pragma unroll 1
     for (int n = 0; n < tile.steps; ++n, walk.next(int(p.Nq))) {
@@ -146,7 +152,7 @@ __device__ void drop(float (&dP)[n], const Kept<n>& kept, float factor) {
 }
 
 template <bool masked, class Tiles, class T>
-__device__ void compute(optimized::Shared<Tiles, T>& shared, const Maps& maps, const Problem& p,
+__device__ void compute(Shared<Tiles, T>& shared, const Maps& maps, const Problem& p,
                         const Draw& draw, const Passed& passed, const KeyTiles& tiles,
                         float scale) {
   constexpr int D = Tiles::D, Br = Tiles::Br, Bc = Tiles::Bc;
@@ -222,7 +228,7 @@ __device__ void compute(optimized::Shared<Tiles, T>& shared, const Maps& maps, c
       int buffer = 0, before = 2;
       // Where the walk is; where the rows of the step before begin; did nobody add to them before?
       const int until = tile.until(tiles, int(mask.length), int(p.Nq));
-      int i0 = tile.first, row_before = 0, h = tile.h;
+      int i0 = Tiles::together ? shared.i0[q.at] : tile.first, row_before = 0, h = tile.h;
       bool first_before = false;
 #pragma unroll 1
       for (int n = 0; n < steps; ++n) {
@@ -277,7 +283,8 @@ __device__ void compute(optimized::Shared<Tiles, T>& shared, const Maps& maps, c
         q.next();
         const bool more = n + 1 < steps;
         if (more) wait(&shared.Q_full[q.at], q.phase);
-        if ((i0 += Br) >= p.Nq) i0 = tile.first, ++h;
+        if (Tiles::together) i0 = shared.i0[more ? q.at : now], h = shared.h[more ? q.at : now];
+        if (!Tiles::together && (i0 += Br) >= p.Nq) i0 = tile.first, ++h;
         issue_pairs(S, K, shared.Q[more ? q.at : now]);
       }
       wgmma_wait<0>(S);
@@ -307,7 +314,7 @@ __global__ void __launch_bounds__(Tiles::threads, 1)
     hopper_kernel(const __grid_constant__ Maps maps, const __grid_constant__ Problem p,
                   const __grid_constant__ Draw draw, const __grid_constant__ Passed passed,
                   float scale, const __grid_constant__ KeyTiles tiles) {
-  auto& shared = FA_DYNAMIC_SHARED(optimized::Shared<Tiles, T>);
+  auto& shared = FA_DYNAMIC_SHARED(Shared<Tiles, T>);
   if (threadIdx.x == 0) {
     constexpr int readers = masked ? 4 * Tiles::groups : Tiles::groups;  // warps, or groups
     init(shared.Q_full, shared.Q_free, readers);
@@ -335,7 +342,7 @@ void launch(const Problem& p, const Draw& draw, const Backward<T>& t, float scal
   const Maps maps = maps_of<Tiles::Br, Tiles::Bc>(p, t);
   const KeyTiles tiles = key_tiles_of<Tiles>(p);
   const auto kernel = hopper_kernel<masked, Tiles, T>;
-  constexpr std::size_t shared_bytes = sizeof(optimized::Shared<Tiles, T>);
+  constexpr std::size_t shared_bytes = sizeof(Shared<Tiles, T>);
   static_assert(shared_bytes <= most_shared);
   allow_shared_memory(kernel, shared_bytes);
   const bool stay = Tiles::stays && passed.taken;
@@ -365,11 +372,12 @@ void launch_hopper(const Problem& p, const Draw& draw, const Backward<T>& t, flo
                    const Passed& passed, cudaStream_t stream) {
   if (draw.threshold == 0x10000) return launch_backward_hopper(p, t, scale, passed, stream);
   const bool masked = p.causal != Causal::none || p.key_lengths || p.Nk % 128 != 0;
-  const auto run = [&](auto sizes) {
-    using Tiles = decltype(sizes);
-    (masked ? launch<true, Tiles, T> : launch<false, Tiles, T>)(p, draw, t, scale, passed, stream);
+  const auto run = [&]<class Tiles>(Tiles) {
+    const auto unmasked = launch<Tiles::together, Tiles, T>;  // or masked after all
+    (masked ? launch<true, Tiles, T> : unmasked)(p, draw, t, scale, passed, stream);
   };
   if (p.d <= 64) return passed.turn ? run(Sizes<64, true>()) : run(Sizes<64, false>());
+  if (masked && p.Hq > p.Hkv && !passed.turn) return run(Together());
   passed.turn ? run(Sizes<128, true>()) : run(Sizes<128, false>());
 }
 

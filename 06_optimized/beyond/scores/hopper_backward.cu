@@ -28,12 +28,17 @@ namespace {
 
 using namespace optimized;
 
+template <class Tiles, class T>
+struct Shared : optimized::Shared<Tiles, T> {
+  float slope[Tiles::stages];  // of the head whose queries lie in Q, where heads walk together
+};
+
 // ---- the warps that move data ----
 
 // Says what comes, and brings it: of each tile the keys, with the first queries that meet them.
-template <class Tiles, class T>
-__device__ void load(optimized::Shared<Tiles, T>& shared, const Maps& maps, const Problem& p,
-                     const Passed& passed, const KeyTiles& tiles) {
+template <int built, class Tiles, class T>
+__device__ void load(Shared<Tiles, T>& shared, const Maps& maps, const Problem& p,
+                     const Change<T>& change, const Passed& passed, const KeyTiles& tiles) {
   Ring<Tiles::stages> q;
   Ring<Tiles::keys> kv;
   // In the order in which blocks begin, or none may wait for another: taken as late as can be.
@@ -50,7 +55,7 @@ __device__ void load(optimized::Shared<Tiles, T>& shared, const Maps& maps, cons
     }
     tile = KeyTile<Tiles>(p, passed, tiles, number);
     arrive(&shared.tile_full[kv.at]);
-    Walk walk(tile);
+    auto walk = walk_of(tile, p, tiles);
     for (int n = 0; n < tile.steps; ++n, walk.next(int(p.Nq)), q.next()) {
       const struct { int b, h, i0, j0; } at{tile.b, tile.h + walk.h, walk.i0, tile.j0};
       const int row = walk.row(passed);
@@ -58,6 +63,9 @@ __device__ void load(optimized::Shared<Tiles, T>& shared, const Maps& maps, cons
       Barrier *const Q_full = &shared.Q_full[q.at], *const dO_full = &shared.dO_full[q.at];
       wait(&shared.Q_free[q.at], q.phase ^ 1);
       shared.row[q.at] = row;
+      if (Tiles::together) shared.i0[q.at] = walk.i0;
+      if (Tiles::together && has<built>(change, with_alibi))
+        shared.slope[q.at] = Head<with_alibi, T>(change, at.b, at.h).slope;
       optimized::bring(shared.Q[q.at], maps.Q, shared.LSE2[q.at], passed.LSE2 + row, Q_full, at,
                        more);
       if (n == 0) bring_keys<Tiles::Bc>(shared.K[kv.at], maps.K, Q_full, tile.hk, at);
@@ -74,14 +82,14 @@ __device__ void load(optimized::Shared<Tiles, T>& shared, const Maps& maps, cons
 // One warp for each group's part of dQ: adds it up in global memory, or sees to it that the group
 // does so when it is its turn.
 template <class Tiles, class T>
-__device__ void push(optimized::Shared<Tiles, T>& shared, const Problem& p, const Passed& passed,
+__device__ void push(Shared<Tiles, T>& shared, const Problem& p, const Passed& passed,
                      const KeyTiles& tiles, int group) {
   Ring<Tiles::keys> kv;
   for (;; kv.next()) {
     wait(&shared.tile_full[kv.at], kv.phase);
     const KeyTile<Tiles> tile = shared.tile[kv.at];
     if (tile.steps < 0) break;
-    Walk walk(tile);
+    auto walk = walk_of(tile, p, tiles);
     const int length = int(Mask(p, tile.b).length);
 #pragma unroll 1
     for (int n = 0; n < tile.steps; ++n, walk.next(int(p.Nq))) {
@@ -139,7 +147,7 @@ __device__ void exponentials(float (&P)[n], std::uint32_t (&rounded)[n / 8][4], 
 }
 
 template <int built, bool masked, class Tiles, class T>
-__device__ void compute(optimized::Shared<Tiles, T>& shared, const Maps& maps, const Problem& p,
+__device__ void compute(Shared<Tiles, T>& shared, const Maps& maps, const Problem& p,
                         const Change<T>& change, const Passed& passed, const KeyTiles& tiles,
                         float scale, float c, float k) {
   constexpr int D = Tiles::D, Br = Tiles::Br, Bc = Tiles::Bc;
@@ -215,7 +223,7 @@ __device__ void compute(optimized::Shared<Tiles, T>& shared, const Maps& maps, c
       int buffer = 0, before = 2;
       // Where the walk is; where the rows of the step before begin; did nobody add to them before?
       const int until = tile.until(tiles, int(mask.length), int(p.Nq));
-      int i0 = tile.first, row_before = 0, h = tile.h;
+      int i0 = Tiles::together ? shared.i0[q.at] : tile.first, row_before = 0, h = tile.h;
       const auto slope_of = [&] {
         return has_alibi ? Head<with_alibi, T>(change, tile.b, h).slope : 0;
       };
@@ -277,7 +285,10 @@ __device__ void compute(optimized::Shared<Tiles, T>& shared, const Maps& maps, c
         q.next();
         const bool more = n + 1 < steps;
         if (more) wait(&shared.Q_full[q.at], q.phase);
-        if ((masked || has_alibi || Tiles::in_order) && (i0 += Br) >= p.Nq) {
+        if (Tiles::together) {
+          i0 = shared.i0[more ? q.at : now];
+          if (has_alibi) slope = shared.slope[more ? q.at : now];
+        } else if ((masked || has_alibi || Tiles::in_order) && (i0 += Br) >= p.Nq) {
           i0 = tile.first;
           if (has_alibi && more) ++h, slope = slope_of();
         }
@@ -310,7 +321,7 @@ __global__ void __launch_bounds__(Tiles::threads, 1)
     hopper_kernel(const __grid_constant__ Maps maps, const __grid_constant__ Problem p,
                   const __grid_constant__ Change<T> change, const __grid_constant__ Passed passed,
                   float scale, float c, float k, const __grid_constant__ KeyTiles tiles) {
-  auto& shared = FA_DYNAMIC_SHARED(optimized::Shared<Tiles, T>);
+  auto& shared = FA_DYNAMIC_SHARED(Shared<Tiles, T>);
   if (threadIdx.x == 0) {
     constexpr int readers = masked ? 4 * Tiles::groups : Tiles::groups;  // warps, or groups
     init(shared.Q_full, shared.Q_free, readers);
@@ -325,7 +336,7 @@ __global__ void __launch_bounds__(Tiles::threads, 1)
     if (warp < Tiles::groups && (Tiles::in_order || !Tiles::adds_dQ))
       push(shared, p, passed, tiles, warp);
     else if (warp == Tiles::groups && elected())
-      load(shared, maps, p, passed, tiles);
+      load<built>(shared, maps, p, change, passed, tiles);
   } else {
     take_registers<240>();
     compute<built, masked>(shared, maps, p, change, passed, tiles, scale, c, k);
@@ -340,7 +351,7 @@ void launch(const Problem& p, const Backward<T>& t, const Change<T>& change, flo
   // exp(scale x) = 2^(c x), or, of x = cap t, 2^(c t); scale > 0
   const float c = scale * log2_e * (change.parts & with_cap ? change.cap : 1);
   const auto kernel = hopper_kernel<built, masked, Tiles, T>;
-  constexpr std::size_t shared_bytes = sizeof(optimized::Shared<Tiles, T>);
+  constexpr std::size_t shared_bytes = sizeof(Shared<Tiles, T>);
   static_assert(shared_bytes <= most_shared);
   allow_shared_memory(kernel, shared_bytes);
   const bool stay = Tiles::stays && passed.taken;
@@ -381,6 +392,7 @@ void launch_hopper(const Problem& p, const Backward<T>& t, const Change<T>& chan
     if (p.d <= 64)
       return run(masked ? launch<built, true, Sizes<64, false>, T>
                         : launch<built, false, Sizes<64, false>, T>);
+    if (masked && p.Hq > p.Hkv) return run(launch<built, true, Together, T>);
     run(masked ? launch<built, true, Sizes<128, false>, T>
                : launch<built, false, Sizes<128, false>, T>);
   });

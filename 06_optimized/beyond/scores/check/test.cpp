@@ -1000,6 +1000,11 @@ TEST_F(scores, HopperSlopesOfBatchAndHead) {
   const Spec s = sized_as(2, 4, 2, 140, 200, 64, Causal::none, {200, 17});
   by_hopper<bf16>(s, given);
   back_by_hopper<bf16>(s, given);
+  // Behind a mask, with d > 64, each step is another head's.
+  BackwardOf<bf16> b(sized_as(2, 4, 2, 140, 200, 72, Causal::bottom_right, {200, 17}), given);
+  b.kernel = walk::Kernel::hopper;
+  b.run();
+  EXPECT_EQ(b.verdict(), "");
 }
 
 // Tiny ones make every score the cap; at the largest one an error of 2^-22 is the cap's own.
