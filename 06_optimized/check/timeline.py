@@ -101,7 +101,7 @@ def product(into: str) -> tuple[Rule, Rule]:
     return issued(into), Rule(f"{into} there", "after", rf"\bwgmma_wait<[^;()]*>\({into}\)")
 
 
-ASKED = Rule("asked", "before", r"\b(?:bring[<(]|arrive_expecting\()", tagged=True)
+ASKED = Rule("asked", "before", r"\b(?:bring[<(]|bring_keys<Tiles>\(|arrive_expecting\()", tagged=True)
 FOUND = Rule("found {what}", "after", r"\bwait\(&shared\.(?P<what>\w*?)_?full\b", tagged=True)
 
 # Products of mma.sync have no request and no wait, and the softmax's instructions lie among them: of those rungs only the
@@ -294,6 +294,12 @@ def instrumented(ladder: Ladder, rung: Rung) -> tuple[dict[str, str], list[str]]
     for rule in rules:
         if not any(re.fullmatch(rule.name.format(what=r"\w*"), kind) for kind in kinds):
             raise Bad(f"{rung.file}: no call fits '{rule.pattern}' ({rule.name})")
+    if ASKED.name in kinds:
+        stamp = rf"fa_left, {kinds.index(ASKED.name) + 1} \| shared_address\((?:&shared\.)?(\w*?)_?full\b"
+        asked = {what for text in texts.values() for what in re.findall(stamp, text)}
+        for what in ladder.loads:
+            if f"found {what}" in kinds and what not in asked:
+                raise Bad(f"{rung.file}: {what} is found, but no call that fits '{ASKED.pattern}' asks for it")
     texts[rung.file] = PRELUDE + FUNCTIONS + texts[rung.file]
     return texts, kinds
 
