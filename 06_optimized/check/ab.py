@@ -48,8 +48,9 @@ class Kernel:
     edits: tuple[tuple[list[str], list[str]], ...] = ()  # of all its variants, and of it as it is
 
 
-# Hopper's blocks alone: else a change of D128 would not show where pairs take its place.
-KERNELS = {"forward/hopper.cu": Kernel("launch_hopper", "FA_COUNTS", edits=((["p.Nk >= 8192 &&"], ["false &&"]),)),
+# Hopper's blocks alone, with one shape at each d: else a change of D128 would not show where others take its place.
+KERNELS = {"forward/hopper.cu": Kernel("launch_hopper", "FA_COUNTS", edits=((["p.Nk >= 8192 &&"], ["false &&"]),
+                                                                           (["p.Nk >= 6144 ?"], ["false ?"]))),
            "forward/fa2.cu": Kernel("launch_fa2", ptxas="spills"),
            "forward/3_swizzle.cu": Kernel("launch_swizzle"),
            "forward/10_pingpong.cu": Kernel("launch_no_lock"),

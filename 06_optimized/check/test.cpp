@@ -182,12 +182,23 @@ TEST_F(Gpu, ForwardSaysWhoStoodInWithoutKeys) {
   }
 }
 
-// Many more blocks of keys than buffers. And with tiles odd in number no blocks share them.
+// Many more blocks of keys than buffers, of 128 keys, and of 192 from 6144 on. And with tiles odd
+// in number no blocks share them. Behind a mask a tile's last block is cut in the middle.
 TEST_F(Gpu, HopperWithManyKeys) {
   if (!on_hopper()) GTEST_SKIP() << unavailable(Kernel::hopper);
-  ForwardCase<bf16> c(spec(270, 8200, 128), true);
-  run(c, Kernel::hopper);
-  EXPECT_EQ(c.verdict(), "");
+  for (const Int Nk : {4100, 6143, 6144, 8200}) {
+    ForwardCase<bf16> c(spec(270, Nk, 128), true);
+    run(c, Kernel::hopper);
+    EXPECT_EQ(c.verdict(), "") << "Nk = " << Nk;
+  }
+  for (const Int d : {72, 128}) {
+    Spec s = spec(300, 6200, d, Causal::bottom_right);
+    s.p.B = 3;
+    s.lengths = {6200, 190, 0};
+    ForwardCase<bf16> c(s, true);
+    run(c, Kernel::hopper);
+    EXPECT_EQ(c.verdict(), "") << "d = " << d;
+  }
 }
 
 // Two blocks share the keys of a head: where its tiles are even in number, and keys many. The last

@@ -91,7 +91,11 @@ class Hopper(Space):
             shared = 1024 + 2 * d * (Br * Qs + 2 * stages * Bc + (Br if O == "own" else 0))
             registers = d // 2 + Bc // 2 + Bc // 4 + self.besides
             room = {1: 240, 2: 240, 3: 160, 4: 112}[groups]
-            branch = "none" if groups == 3 or d == 256 else "after_first_maximum"
+            branch = (
+                "none" if groups == 3 or d == 256
+                else "predicate_on_alpha_too" if d == 128 and Bc > 128
+                else "after_first_maximum"
+            )
             c = Candidate(
                 name(Br, Bc, stages=stages, Qs=Qs, O=O),
                 d,
@@ -128,7 +132,7 @@ struct Tuned : Tiles<{d}, {groups}, {Bc}> {{
         return found
 
     def in_code(self) -> dict[tuple[int, str], tuple[str, str]]:
-        """The shapes in shapes.cuh: (d, "" or "Short") to the candidate's name and the struct's."""
+        """The shapes in shapes.cuh: (d, "", "Short" or "Long") to the candidate's name and the struct's."""
         text = (ROOT / FORWARD / "shapes.cuh").read_text(encoding="utf-8")
         found: dict[tuple[int, str], tuple[str, str]] = {}
         bodies: dict[str, tuple[tuple[int, ...], str]] = {}
@@ -143,7 +147,7 @@ struct Tuned : Tiles<{d}, {groups}, {Bc}> {{
             d, groups, Bc = sizes
             if "cluster = 2" in body:  # no choice of sizes (docs/tuning.md)
                 continue
-            key = d, "Short" if struct.endswith("Short") else ""
+            key = d, next((kind for kind in ("Short", "Long") if struct.endswith(kind)), "")
             found[key] = name(64 * groups, Bc, stages=2, Qs=int(of_Q[1]), O=of_O[1]), struct
         return found
 
@@ -151,13 +155,13 @@ struct Tuned : Tiles<{d}, {groups}, {Bc}> {{
         text = (ROOT / self.file).read_text(encoding="utf-8")
         for line in (
             "if (p.d > 128) return run(pairs ? launch<D256Pair, T> : launch<D256, T>);",
-            "if (p.d > 64) return run(pairs ? launch<D128Pair, T> : launch<D128, T>);",
+            "if (p.d > 64) return run(p.Nk >= 6144 ? launch<D128Long, T> : launch<D128, T>);",
             "run(taken && p.Nk <= 1024 ? launch<D64Short, T> : launch<D64, T>);",
         ):
             if line not in text:
                 raise Bad(f"{self.file} chooses other tiles than 06_optimized/check/tune.py says: no '{line}'")
-        short = d == 64 and mask == "causal" and n <= 1024
-        return self.in_code()[d, "Short" if short else ""][0]
+        short, long = d == 64 and mask == "causal" and n <= 1024, d == 128 and n >= 6144
+        return self.in_code()[d, "Short" if short else "Long" if long else ""][0]
 
 
 def name(Br: int, Bc: int, warps: int = 0, Q: str = "", stages: int = 0, Qs: int = 0, O: str = "") -> str:

@@ -286,7 +286,8 @@ void launch_hopper(const Problem& p, const Forward<T>& t, float scale, unsigned*
   // Without a mask neighbouring tiles of a head, of 128 rows, see the same keys.
   const bool pairs = !taken && p.Nk >= 8192 && (p.Nq + 127) / 128 % 2 == 0;
   if (p.d > 128) return run(pairs ? launch<D256Pair, T> : launch<D256, T>);
-  if (p.d > 64) return run(pairs ? launch<D128Pair, T> : launch<D128, T>);
+  if (p.d > 64 && pairs) return run(launch<D128Pair, T>);
+  if (p.d > 64) return run(p.Nk >= 6144 ? launch<D128Long, T> : launch<D128, T>);
   run(taken && p.Nk <= 1024 ? launch<D64Short, T> : launch<D64, T>);
 }
 

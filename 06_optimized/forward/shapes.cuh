@@ -46,6 +46,13 @@ struct D256 : Tiles<256, 2, 80> {
   static constexpr Through O = Through::V;
   static constexpr Branch branch = Branch::none;
 };
+// From 6144 keys on, where no pair runs: barriers, maxima and the scaling of O come once for 192
+// keys. In shorter rows the first and the last tile, which nothing overlaps, weigh more.
+struct D128Long : Tiles<128, 2, 192> {
+  static constexpr int Q_buffers = 1;
+  static constexpr Through O = Through::V;
+  static constexpr Branch branch = Branch::predicate_on_alpha_too;
+};
 // Two blocks that share the keys of a head: each asks for half of a tile, for both. In short runs
 // up to 3 % slower than a block alone, in long ones, where power is short, 2 to 3 % faster
 // (hopper.md).

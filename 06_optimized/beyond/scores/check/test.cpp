@@ -1000,8 +1000,8 @@ TEST_F(scores, HopperSlopesOfBatchAndHead) {
   const Spec s = sized_as(2, 4, 2, 140, 200, 64, Causal::none, {200, 17});
   by_hopper<bf16>(s, given);
   back_by_hopper<bf16>(s, given);
-  // Behind a mask, with d > 64, each step is another head's.
-  BackwardOf<bf16> b(sized_as(2, 4, 2, 140, 200, 72, Causal::bottom_right, {200, 17}), given);
+  // Behind a mask, with d > 64 and many heads a key head, each step is another head's.
+  BackwardOf<bf16> b(sized_as(2, 6, 1, 140, 200, 72, Causal::bottom_right, {200, 17}), given);
   b.kernel = walk::Kernel::hopper;
   b.run();
   EXPECT_EQ(b.verdict(), "");
@@ -1250,7 +1250,7 @@ TEST_F(scores, FuzzOfHopper) {
   std::mt19937_64 engine(20260102);
   const auto upto = [&](Int n) { return Int(engine() % std::uint64_t(n + 1)); };
   for (int n = 0; n < int(sized(60, 8)); ++n) {
-    const Int Hkv = 1 + upto(1), group = 1 + upto(2), N = sized(250, 160);
+    const Int Hkv = 1 + upto(1), group = 1 + upto(5), N = sized(250, 160);
     Spec s = sized_as(1 + upto(1), Hkv * group, Hkv, 1 + upto(N), 1 + upto(N), 8 * (1 + upto(15)),
                       Causal(upto(2)));
     s.seed = std::uint64_t(n) + 1;
