@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import math
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -69,8 +70,8 @@ RESULTS = Path(__file__).resolve().parents[1] / "results"
 KERNELS = RESULTS / "kernels.json"
 BEST = RESULTS / "best.txt"  # of best.py
 TIMELINE, TIMELINE_BACKWARD = RESULTS / "timeline.json", RESULTS / "timeline_backward.json"
-# Keys from which on the forward's hopper has another kernel without a mask, but at d = 64 (forward/hopper.cu).
-PAIRS_FROM = 8192
+# Keys from which on the forward's hopper has another kernel, by d and mask (forward/hopper.cu).
+OTHERS_FROM = {(128, 0): 6144, (128, 1): 6144, (256, 0): 8192}
 # What ab.py measured, and which of its tables is on which page; of two files that have a table the first counts.
 VARIANTS = {"ab.json": FORWARD, "ab_backward.json": BACKWARD}
 TABLES = {"forward": {"on and off": FORWARD.page, "tiles": FORWARD.page, "ideas of others": FORWARD.page,
@@ -371,7 +372,8 @@ def line_through(r: Results, p: Pass) -> Table | None:
         for stage, variant, label in (("stage06", best, p.final[best]), ("peer", "fa3", FA3), ("peer", "cudnn", PEERS["cudnn"])):
             by = {n: some for n, some in group(rows(r, p.what, variant, "cool", stage, d=d, causal=causal), "N").items()
                   if n >= 1024  # at 512 there is no steady state
-                  and not (label == "hopper" and p is FORWARD and d > 64 and not causal and n >= PAIRS_FROM)}
+                  # Behind a mask those rows are of another run, so the others' are left out, too.
+                  and not (p is FORWARD and (label == "hopper" or causal) and n >= OTHERS_FROM.get((d, causal), math.inf))}
             if len(by) < 3:
                 continue
             steps = [tiles * (n / 128 + 1) / 2 if causal else tiles * n / 128 for n in by]

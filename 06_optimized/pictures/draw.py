@@ -833,17 +833,17 @@ def room() -> None:
     p = Picture(
         "room",
         "What lies in a block's shared memory in hopper's forward",
-        "Bars of 227 KiB. d = 64: two tiles of Q, two of K, two of V and O, 136 KiB. d = 128: the same, 224 KiB. d = 128 in"
-        " pairs: one Q, and K and V of 176 keys, 208 KiB. d = 256: one Q, and K and V of 80 keys, 224 KiB. The last two have"
-        " no O: it leaves through V.",
+        "Bars of 227 KiB. d = 64: two tiles of Q, two of K, two of V and O, 136 KiB. d = 128: the same, 224 KiB. d = 128 and"
+        " long rows: one Q, and K and V of 192 keys, 224 KiB. In pairs: of 176 keys, 208 KiB. d = 256: one Q, and K and V of"
+        " 80 keys, 224 KiB. The last three have no O: it leaves through V.",
         "227 KiB, and who has them",
-        294,
+        340,
     )
     left, scale = 150.0, 530 / 227
     end = left + 227 * scale
     # queries, keys, buffers of Q, has O a buffer?
     shapes = (("d = 64", 64, 192, 128, 2, True), ("d = 128", 128, 128, 128, 2, True),
-              ("d = 128, in pairs", 128, 128, 176, 1, False), ("d = 256", 256, 128, 80, 1, False))
+              ("d = 128, long", 128, 128, 192, 1, False), ("d = 128, in pairs", 128, 128, 176, 1, False), ("d = 256", 256, 128, 80, 1, False))
     for n, (name, d, queries, keys, of_Q, of_O) in enumerate(shapes):
         x, y = left, 58.0 + 46 * n
         p.text(24, y + 22, name, 12, bold=True)
@@ -853,9 +853,9 @@ def room() -> None:
             p.box(x, y, w, 34, colour, 0.4, what, 13, f"{rows * d * 2 // 1024}")
             x += w
         p.text(end + 10, y + 22, f"{(x - left) / scale:.0f} KiB", 12, fill=MUTED)
-    p.line(f"M{end:g} 50V238", GREY, 1.5, dashed=True)
-    p.text(end, 252, "227", 11, "middle", fill=MUTED)
-    p.text(24, 276, "Numbers are KiB of 16-bit tiles: rows · 2 d bytes. Where O has no box, it leaves through V's.", 12, fill=MUTED)
+    p.line(f"M{end:g} 50V284", GREY, 1.5, dashed=True)
+    p.text(end, 298, "227", 11, "middle", fill=MUTED)
+    p.text(24, 322, "Numbers are KiB of 16-bit tiles: rows · 2 d bytes. Where O has no box, it leaves through V's.", 12, fill=MUTED)
     p.write()
 
 

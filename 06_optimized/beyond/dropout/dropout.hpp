@@ -32,7 +32,8 @@ inline constexpr int widest = sizeof(T) == 4 ? 128 : 256;  // d, at most
 // 2^32 and more can meet the masks of other seeds.
 struct Dropout {
   double p = 0;  // of being dropped, in [0, 1); 0: none is, and the results are the plain kernels',
-                 // bit by bit (hopper: d <= 128)
+                 // bit by bit (hopper behind a mask and without scratch, which the plain one needs
+                 // there: d <= 64, or d <= 128 and Nk < 6144)
   std::uint64_t seed = 0, offset = 0;
   // In device memory, aligned to 8: two numbers, the seed and what is added to the offset; read
   // when the kernel runs, so that a recorded CUDA graph draws anew each time. No part of an output.

@@ -353,8 +353,7 @@ void launch_hopper(const Problem& p, const Draw& draw, const Forward<T>& t, floa
                    unsigned* taken, cudaStream_t stream) {
   const bool masked = is_masked(p);
   if (!masked) taken = nullptr;
-  // With a mask the stage's own counts. Where it cannot, this one drops nothing: for d <= 128 the
-  // same bits.
+  // With a mask the stage's own counts. Where it cannot, this one drops nothing.
   if (draw.threshold == 0x10000 && (taken || !masked))
     return optimized::launch_hopper(p, t, scale, taken, stream, false);
   const auto run = [&](auto with) { with(p, draw, t, scale, taken, stream); };

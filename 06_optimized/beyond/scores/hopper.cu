@@ -404,7 +404,7 @@ void launch_hopper(const Problem& p, const Forward<T>& t, const Change<T>& chang
                    unsigned* taken, cudaStream_t stream) {
   const bool masked = is_masked(p);
   if (!masked) taken = nullptr;
-  // With a mask the stage's own counts. Where it cannot, slopes of 0 give the same bits.
+  // With a mask the stage's own counts. Where it cannot, slopes of 0 give the same.
   if (change.parts == 0 && (taken || !masked))
     return optimized::launch_hopper(p, t, scale, taken, stream, false);
   with_changes(change, [&](auto of) {
