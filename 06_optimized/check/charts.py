@@ -380,7 +380,8 @@ def line_through(r: Results, p: Pass) -> Table | None:
             times = [1e6 * median(some, "time") for some in by.values()]
             step, rest = line_of(steps, times)
             off = max(abs((step * x + rest) / y - 1) for x, y in zip(steps, times))
-            roof = median_of([row.counters["roof"] for row in rows(r, p.what, best, "cool", d=d, causal=causal)])
+            roof = median_of([row.counters["roof"] for n, some in group(rows(r, p.what, best, "cool", d=d, causal=causal), "N").items()
+                              if n in by for row in some])
             lines.append([f"{d}", MASK[causal], label, f"{step:.3f}", f"{100 * 1e6 * flop * sms / roof / step:.0f} %",
                           f"{rest / tiles:.2f}", f"{100 * off:.1f} %"])
     return table(r, p, f"{p.prefix}step_and_rest",
