@@ -81,8 +81,8 @@ std::size_t backward_scratch_bytes(const Problem& p);
 // itself: bottom_right ends at its own last key. p.key_lengths must be null: the offsets say it.
 //
 // A sequence gets the same bits whatever else is in the batch, in every order and run, but for dQ
-// of hopper; in fp16 and bf16 they are those that `fa2` or `hopper` and the backward's `swizzle`
-// give it alone.
+// of hopper; in fp16 and bf16 they are those that `fa2` or `hopper` (with 64 < d <= 128 under 6144
+// keys, since it has taller tiles beyond) and the backward's `swizzle` give it alone.
 //
 // Throw std::invalid_argument, before any write, for arguments outside of this, and fa::CudaError
 // where CUDA fails. They do not see whether scratch or offsets overlap another tensor. They put

@@ -92,5 +92,5 @@ def table(rows: Sequence[Row], device: str) -> Table:
                           *(beside(who) for who in OTHERS)])
     return Table("masks", ["d", "pass", "kernel", "visible: left and right", "of all pairs", "ms", "TFLOP/s",
                            "speed a pair / without a pattern", *(f"its time / ours: {label}" for label in OTHERS.values())], lines, PAGE,
-                 f"Medians on {device}, N = 16,384 (`results/masks.json`). Without a pattern: the same kernel, causal where "
+                 f"Medians on {device}, N = 16,384 (`results/masks.json`). Without a pattern: the plain kernel, causal where "
                  "no key behind the query is seen.")
