@@ -80,7 +80,7 @@ TEST_P(Tiles, SeveralOfEach) {
   }
 }
 
-// The diagonal goes through two tiles of keys.
+// The diagonal goes through several tiles of keys.
 TEST_P(Tiles, AndAMask) {
   for (const std::int64_t d : {128, 256}) {
     if (d == 256 && !GetParam().wide) continue;
