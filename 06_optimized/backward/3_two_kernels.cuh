@@ -13,7 +13,8 @@ constexpr int groups = 2, threads = 128 * (groups + 1);  // a warpgroup that loa
 constexpr int stages = 2;                                // buffers of the tiles of queries
 constexpr int loader_registers = 24, registers = 240;
 
-// dK and dV for 128 < d <= 256, in 3_two_kernels_wide.cu.
+// dK and dV for 128 < d <= 256, in 3_two_kernels_wide.cu. It keeps dS where passed.kept is not null:
+// then of the tiles of keys of a part.
 template <class T>
 void launch_wide_dkv(const Problem& p, const Backward<T>& t, float scale, const Passed& passed,
                      cudaStream_t stream);
@@ -113,11 +114,11 @@ struct KeyTask {
   int first, end, heads;
 
   template <class Tiles>
-  __device__ static KeyTask of(const Problem& p, const Order<int>& order) {
+  __device__ static KeyTask of(const Problem& p, const Order<int>& order, int first_tile = 0) {
     int head, tile;
     order.place(blockIdx.x, head, tile);
     const int b = head / int(p.Hkv);
-    KeyTask task{Mask(p, b), b, head % int(p.Hkv), tile * Tiles::Bc};
+    KeyTask task{Mask(p, b), b, head % int(p.Hkv), (first_tile + tile) * Tiles::Bc};
     task.end = (int(p.Nq) + Tiles::Br - 1) / Tiles::Br;
     task.first = min(task.first_row(task.j0) / Tiles::Br, task.end);
     task.heads = int(p.Hq / p.Hkv);
@@ -192,10 +193,19 @@ Maps maps_of(const Problem& p, const Backward<T>& t) {
 // head, with all query heads that read its K and V. (Counting one query head of them, as bring.cuh
 // does, was no faster here: a development run.)
 template <class Tiles>
-Order<int> order_of_keys(const Problem& p) {
+Order<int> order_of_keys(const Problem& p, const Passed& passed) {
   const std::int64_t heads = p.B * p.Hkv, bytes = p.Hq / p.Hkv * p.Nq * Tiles::D * 4;  // Q and dO
-  return {int((p.Nk + Tiles::Bc - 1) / Tiles::Bc), int(heads),
-          p.causal == Causal::none ? 1 : heads_within(of_L2(32), bytes, heads), false};
+  const bool masked = p.causal != Causal::none;
+  const int all = int((p.Nk + Tiles::Bc - 1) / Tiles::Bc);
+  Order<int> order{passed.kept ? passed.kept_tiles : all, int(heads),
+                   masked ? heads_within(of_L2(32), bytes, heads) : 1, false};
+  // The product waits for all of these blocks, and nothing fills the SMs that are done. So the
+  // longest of the last section must not begin late: a section has three blocks for two SMs, or
+  // more. Measured, not derived; without it eight heads a key head would lose a quarter.
+  while (masked && passed.kept && order.section < order.heads &&
+         2 * order.section * order.tiles < 3 * processors())
+    order.section = std::min(2 * order.section, order.heads);
+  return order;
 }
 template <class Tiles>
 Order<int> order_of_queries(const Problem& p) {
@@ -208,7 +218,7 @@ Order<int> order_of_queries(const Problem& p) {
 template <class Tiles, class T, class Kernel>
 void launch_keys(Kernel kernel, std::size_t bytes, const Problem& p, const Backward<T>& t,
                  float scale, const Passed& passed, cudaStream_t stream) {
-  const Order<int> order = order_of_keys<Tiles>(p);
+  const Order<int> order = order_of_keys<Tiles>(p, passed);
   allow_shared_memory(kernel, bytes);
   FA_LAUNCH(kernel, dim3(unsigned(order.tiles) * unsigned(order.heads)), dim3(threads), bytes,
             stream, maps_of<Tiles>(p, t), p, passed, order, scale);

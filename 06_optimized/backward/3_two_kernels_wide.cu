@@ -17,7 +17,10 @@
 // products of both kernels reach 600 TFLOP/s, 430 are counted.
 //
 // Measured, both kernels, d = 256, N = 4096: 471 TFLOP/s, 1.24 of cuDNN.
+//
+// hopper_wide.cu has it keep dS for its own second kernel.
 #include "06_optimized/backward/3_two_kernels.cuh"
+#include "06_optimized/backward/kept.cuh"
 
 namespace fa::optimized::two_kernels {
 namespace {
@@ -94,8 +97,9 @@ __device__ void compute_dv(WideShared<T>& shared, const Maps& maps, float scale)
 }
 
 // The second: takes P, makes dS, and adds up dK.
-template <class T>
-__device__ void compute_dk(WideShared<T>& shared, const Maps& maps, float scale) {
+template <bool keeps, class T>
+__device__ void compute_dk(WideShared<T>& shared, const Maps& maps, const Passed& passed, int Hq,
+                           float scale) {
   const KeyTask& task = shared.task;
   constexpr int D = Tiles::D, Br = Tiles::Br, Bc = Tiles::Bc;
   const int thread = threadIdx.x % 128, lane = threadIdx.x % 32, x0 = 2 * (lane % 4);
@@ -110,7 +114,7 @@ __device__ void compute_dk(WideShared<T>& shared, const Maps& maps, float scale)
   std::uint32_t dS[Br / 16][4];
   wait(&shared.KV_full, 0);
   Ring<stages> at;
-  int i = task.first;
+  int i = task.first, head = task.b * Hq + task.h * task.heads;
 #pragma unroll 1
   for (int n = 0; n < tiles; ++n) {
     // dP^T = V dO^T, while dK of the tile before is under way
@@ -145,21 +149,24 @@ __device__ void compute_dk(WideShared<T>& shared, const Maps& maps, float scale)
     wgmma_fence();
     multiply_add<T, Br>(dK, dS, shared.Q[at.at]);
     wgmma_commit();
+    if constexpr (keeps)
+      keep(kept_block<T>(passed, head, i * Br, task.j0 / Bc - passed.kept_first), dS, thread / 32,
+           lane);
     at.next();
-    if (++i == task.end) i = task.first;  // of the next head
+    if (++i == task.end) i = task.first, ++head;  // the next head
   }
   wgmma_wait<0>(dK);
   store<Bc>(shared.V, dK, scale, maps.dK, task.j0, task.h, task.b);
 }
 
-template <class T>
+template <bool keeps, class T>
 __global__ void __launch_bounds__(threads, 1)
     wide_dkv_kernel(const __grid_constant__ Maps maps, const __grid_constant__ Problem p,
                     const __grid_constant__ Passed passed, const __grid_constant__ Order<int> order,
                     float scale) {
   auto& shared = FA_DYNAMIC_SHARED(WideShared<T>);
   if (threadIdx.x == 0) {
-    shared.start(KeyTask::of<Tiles>(p, order));
+    shared.start(KeyTask::of<Tiles>(p, order, keeps ? passed.kept_first : 0));
     fence_barriers();
   }
   __syncthreads();
@@ -172,7 +179,7 @@ __global__ void __launch_bounds__(threads, 1)
     if (group == 1)
       compute_dv(shared, maps, scale);
     else
-      compute_dk(shared, maps, scale);
+      compute_dk<keeps>(shared, maps, passed, int(p.Hq), scale);
   }
 }
 
@@ -183,7 +190,8 @@ void launch_wide_dkv(const Problem& p, const Backward<T>& t, float scale, const 
                      cudaStream_t stream) {
   constexpr std::size_t bytes = sizeof(WideShared<T>);
   static_assert(bytes <= most_shared);
-  launch_keys<Tiles>(wide_dkv_kernel<T>, bytes, p, t, scale, passed, stream);
+  const auto kernel = passed.kept ? wide_dkv_kernel<true, T> : wide_dkv_kernel<false, T>;
+  launch_keys<Tiles>(kernel, bytes, p, t, scale, passed, stream);
 }
 
 template void launch_wide_dkv(const Problem&, const Backward<__half>&, float, const Passed&,

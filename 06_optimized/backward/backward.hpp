@@ -49,13 +49,6 @@ struct BackwardRung {
 const BackwardRung* backward_rungs(std::size_t& count);  // in the order of the ladder
 const char* name(BackwardKernel kernel);
 
-// What `kernel` stands for on a GPU of this compute capability (80 for 8.0), if the copy engine can
-// read and write the tensors. At d > 128 hopper stands for two_kernels, which is faster there: the
-// sums of dK and dV fill the registers. If dQ must have the same bits, best is two_kernels with a
-// mask and large groups, too: eight heads at d <= 64, four at d <= 128.
-BackwardKernel chosen(const Problem& p, BackwardKernel kernel, int here,
-                      bool deterministic = false);
-
 struct BackwardOptions {
   BackwardKernel kernel = BackwardKernel::best;
   bool deterministic = false;  // dQ, too, gets the same bits in every run
@@ -64,11 +57,22 @@ struct BackwardOptions {
   // hopper at d <= 64: a block for each tile of keys, as at d = 128, in place of one for each SM
   // that stays until the end. For a GPU where kernels of other streams want SMs meanwhile.
   bool block_a_tile = false;
+  // hopper at d > 128: bytes of scratch for dS, of which B Hq Nq Nk numbers of 2 bytes are made. If
+  // they do not fit, the keys come in parts (at least 64 keys each, however little this is).
+  std::size_t most_kept = std::size_t(2) << 30;
 };
 
+// What options.kernel stands for on a GPU of this compute capability (80 for 8.0) with so many SMs,
+// if the copy engine can read and write the tensors. best is two_kernels, and not hopper, if dQ
+// must have the same bits, with a mask and large groups (eight heads at d <= 64, four at d <= 128);
+// and at d > 128 if a part of the keys (most_kept) makes few blocks: less than three for two SMs.
+BackwardKernel chosen(const Problem& p, const BackwardOptions& options, int capability,
+                      int processors);
+
 // Device memory that a call needs beside its arguments: 8 bytes for each row of Q and, in kernels
-// that add dQ up, 4 more for each number of it; in turns, 4 more for 4096; a counter. What it holds
-// before does not matter. Calls that may run at the same time need one each.
+// that add dQ up, 4 more for each number of it; in turns, 4 more for 4096; a counter. hopper at
+// d > 128: most_kept at most for dS, and those 4 for each number of dQ only if that is not all of
+// it. What it holds before does not matter. Calls that may run at the same time need one each.
 std::size_t backward_scratch_bytes(const Problem& p, const BackwardOptions& options = {});
 
 // Empty, or a sentence that says why `kernel` cannot take this problem on the current GPU.
@@ -103,6 +107,10 @@ struct Passed {
   std::int64_t rows;    // of a head
   int* turn = nullptr;  // [B, Hq, rows / 64, D / 64]: how many have added; null: in any order
   unsigned* taken = nullptr;  // by hopper's blocks that stay: tiles of keys; null: a block each
+  // hopper at d > 128: dS of kept_tiles tiles of 64 keys, the first of them kept_first (kept.cuh).
+  // If these are not all, the sums of dQ wait in dQ, each block of 64 rows as its threads hold it.
+  void* kept = nullptr;
+  int kept_first = 0, kept_tiles = 0;
 
   static std::int64_t padded_rows(std::int64_t Nq) { return (Nq + 127) / 128 * 128; }
   static std::int64_t padded(std::int64_t d) { return d <= 64 ? 64 : d <= 128 ? 128 : 256; }
@@ -135,6 +143,7 @@ FA_LAUNCH_OF(late);
 FA_LAUNCH_OF(masks);
 FA_LAUNCH_OF(in_order);
 FA_LAUNCH_OF(hopper);
+FA_LAUNCH_OF(hopper_wide);  // for d > 128
 #undef FA_LAUNCH_OF
 
 }  // namespace fa::optimized

@@ -31,13 +31,25 @@ const BackwardRung& rung(BackwardKernel kernel) {
                        [&](const BackwardRung& r) { return r.kernel == kernel; });
 }
 
-bool adds_up_dQ(BackwardKernel kernel) { return kernel >= BackwardKernel::fused; }
+BackwardKernel chosen_here(const Problem& p, const BackwardOptions& options) {
+  const int capability = device_capability();
+  return chosen(p, options, capability, capability == 90 ? processors() : 0);
+}
+
+// Does one kernel make dS, and another one dQ of it?
+bool keeps_dS(const Problem& p, BackwardKernel kernel) {
+  return kernel == BackwardKernel::hopper && p.d > 128;
+}
+bool adds_up_dQ(const Problem& p, BackwardKernel kernel) {
+  return kernel >= BackwardKernel::fused && !keeps_dS(p, kernel);
+}
 
 // Do blocks add to dQ in turns? Those of hopper if the same bits are wanted, or if that is faster:
 // who is first stores, and with so few blocks to a head that saves more than waiting costs.
 // Measured, not derived.
 bool takes_turns(const Problem& p, BackwardKernel kernel, const BackwardOptions& options) {
   if (kernel != BackwardKernel::hopper) return kernel == BackwardKernel::in_order;
+  if (keeps_dS(p, kernel)) return false;
   const bool faster = p.d <= 64 && p.Nk <= 512;
   return options.deterministic || (options.kernel == BackwardKernel::best && faster);
 }
@@ -51,13 +63,29 @@ template <class T>
 bool has_tensor_maps(const Problem& p, const Backward<T>& t, BackwardKernel kernel) {
   const auto queries = [&](const auto& X) { return has_tensor_map(X, p.B, p.Hq, p.Nq); };
   const auto keys = [&](const auto& X) { return has_tensor_map(X, p.B, p.Hkv, p.Nk); };
-  return p.d % 8 == 0 && queries(t.Q) && queries(t.dO) && (adds_up_dQ(kernel) || queries(t.dQ)) &&
-         keys(t.K) && keys(t.V) && keys(t.dK) && keys(t.dV);
+  return p.d % 8 == 0 && queries(t.Q) && queries(t.dO) &&
+         (adds_up_dQ(p, kernel) || queries(t.dQ)) && keys(t.K) && keys(t.V) && keys(t.dK) &&
+         keys(t.dV);
 }
 
 // Do blocks stay for more than one tile of keys, and count those that are taken?
 bool counts_tiles(const Problem& p, BackwardKernel kernel, const BackwardOptions& options) {
   return kernel == BackwardKernel::hopper && p.d <= 64 && !options.block_a_tile;
+}
+
+// For how many tiles of 64 keys dS is kept at a time (for as many in each part), and its bytes.
+struct Kept {
+  int tiles;
+  bool all;  // of the keys
+  std::size_t bytes;
+};
+Kept kept(const Problem& p, const BackwardOptions& options) {
+  const auto a_tile = std::size_t(p.B * p.Hq * Passed::padded_rows(p.Nq) * 64 * 2);
+  const auto all = std::size_t((p.Nk + 63) / 64);
+  if (a_tile * all <= options.most_kept) return {int(all), true, a_tile * all};
+  const std::size_t fit = std::max<std::size_t>(1, options.most_kept / a_tile);
+  const std::size_t parts = (all + fit - 1) / fit, tiles = (all + parts - 1) / parts;
+  return {int(tiles), parts == 1, a_tile * tiles};
 }
 
 // The scratch, cut into what passes from kernel to kernel.
@@ -67,8 +95,15 @@ Passed passed(const Problem& p, BackwardKernel kernel, const BackwardOptions& op
   const std::int64_t rows = p.B * p.Hq * parts.rows;
   parts.LSE2 = static_cast<float*>(options.scratch.data);
   parts.D = parts.LSE2 + rows;
-  if (!adds_up_dQ(kernel)) return parts;
-  parts.dQ = parts.D + rows;
+  float* const next = parts.D + rows;
+  if (keeps_dS(p, kernel)) {
+    const Kept dS = kept(p, options);
+    parts.kept = next;
+    parts.kept_tiles = dS.tiles;
+    if (!dS.all) parts.dQ = next + dS.bytes / sizeof(float);
+  }
+  if (!adds_up_dQ(p, kernel)) return parts;
+  parts.dQ = next;
   auto* const counts = reinterpret_cast<int*>(parts.dQ + rows * Passed::padded(p.d));
   const bool in_turns = takes_turns(p, kernel, options);
   if (in_turns) parts.turn = counts;
@@ -89,7 +124,8 @@ void launch(const Problem& p, const Backward<T>& t, BackwardKernel kernel, float
     case BackwardKernel::two_kernels:
       return run(launch_backward_two_kernels<T>);
     case BackwardKernel::hopper:
-      return run(launch_backward_hopper<T>);
+      return keeps_dS(p, kernel) ? run(launch_backward_hopper_wide<T>)
+                                 : run(launch_backward_hopper<T>);
     default:
       break;
   }
@@ -122,24 +158,30 @@ const char* name(BackwardKernel kernel) {
   return kernel == BackwardKernel::best ? "best" : rung(kernel).name;
 }
 
-BackwardKernel chosen(const Problem& p, BackwardKernel kernel, int here, bool deterministic) {
-  if (kernel == BackwardKernel::best) {
-    if (here != 90) return BackwardKernel::swizzle;
-    // With a mask hopper's turns make its longest blocks begin last, and they are as many times as
-    // long as a group has heads. Measured, not derived: with 1, 2, 4 and 8.
-    const bool long_turns = p.causal != Causal::none && p.Hq * Passed::padded(p.d) >= 512 * p.Hkv;
-    if (deterministic && long_turns) return BackwardKernel::two_kernels;
-    kernel = BackwardKernel::hopper;
+BackwardKernel chosen(const Problem& p, const BackwardOptions& options, int capability,
+                      int processors) {
+  if (options.kernel != BackwardKernel::best) return options.kernel;
+  if (capability != 90) return BackwardKernel::swizzle;
+  if (p.d > 128) {
+    const std::int64_t blocks = p.B * p.Hkv * kept(p, options).tiles;
+    return 2 * blocks < 3 * processors ? BackwardKernel::two_kernels : BackwardKernel::hopper;
   }
-  return kernel == BackwardKernel::hopper && p.d > 128 ? BackwardKernel::two_kernels : kernel;
+  // With a mask hopper's turns make its longest blocks begin last, and they are as many times as
+  // long as a group has heads. Measured, not derived: with 1, 2, 4 and 8.
+  const bool long_turns = p.causal != Causal::none && p.Hq * Passed::padded(p.d) >= 512 * p.Hkv;
+  return options.deterministic && long_turns ? BackwardKernel::two_kernels : BackwardKernel::hopper;
 }
 
 std::size_t backward_scratch_bytes(const Problem& p, const BackwardOptions& options) {
-  const BackwardKernel kernel =
-      chosen(p, options.kernel, device_capability(), options.deterministic);
+  const BackwardKernel kernel = chosen_here(p, options);
   const auto rows = std::size_t(p.B * p.Hq * Passed::padded_rows(p.Nq));
   std::size_t bytes = 2 * sizeof(float) * rows;
-  if (adds_up_dQ(kernel)) bytes += sizeof(float) * rows * std::size_t(Passed::padded(p.d));
+  if (keeps_dS(p, kernel)) {
+    const Kept dS = kept(p, options);
+    bytes += dS.bytes;
+    if (!dS.all) bytes += sizeof(float) * rows * std::size_t(Passed::padded(p.d));
+  }
+  if (adds_up_dQ(p, kernel)) bytes += sizeof(float) * rows * std::size_t(Passed::padded(p.d));
   if (takes_turns(p, kernel, options)) bytes += sizeof(int) * std::size_t(turns(p));
   if (counts_tiles(p, kernel, options)) bytes += sizeof(unsigned);
   return bytes;
@@ -148,7 +190,7 @@ std::size_t backward_scratch_bytes(const Problem& p, const BackwardOptions& opti
 template <class T>
 std::string unsupported(const Problem& p, const Backward<T>& t, BackwardKernel kernel) {
   const int here = device_capability();
-  const BackwardRung& r = rung(chosen(p, kernel, here));
+  const BackwardRung& r = rung(chosen_here(p, {kernel}));
   const std::string who = std::string("the backward's ") + r.name;
   if (std::string why = wrong_capability(who, r.capability, here); !why.empty()) return why;
   if (std::string why = wrong_scale(p); !why.empty()) return who + why;
@@ -185,8 +227,9 @@ BackwardKernel backward(const Problem& p, const Backward<T>& t, const BackwardOp
     check_tensors("optimized", p, t);
     const std::string why_not = unsupported(p, t, options.kernel);
     require(why_not.empty(), "optimized: ", why_not);
-    BackwardKernel kernel = chosen(p, options.kernel, device_capability(), options.deterministic);
-    require(!options.deterministic || rung(kernel).deterministic || takes_turns(p, kernel, options),
+    BackwardKernel kernel = chosen_here(p, options);
+    require(!options.deterministic || rung(kernel).deterministic || keeps_dS(p, kernel) ||
+                takes_turns(p, kernel, options),
             "optimized: the backward's ", name(kernel),
             " adds dQ up in an order that varies; deterministic wants another kernel");
     const bool rows = p.B > 0 && p.Hq > 0 && p.Nq > 0;

@@ -20,13 +20,17 @@ inline bool check(const char* name, const Problem& p,
   const std::int64_t sums = rows * Passed::padded(p.d);
   const DeviceMemory LSE2 = floats(rows), D = floats(rows), dQ = floats(sums);
   const DeviceMemory turns = floats(sums / 4096);
+  const std::int64_t tiles = (p.Nk + 63) / 64;
+  const DeviceMemory dS = exported::unwritten(std::size_t(rows * tiles * 64) * sizeof(Element));
+  const bool keeps = std::string(name).find("hopper_wide") != std::string::npos;
   const bool in_order = std::string(name).find("in_order") != std::string::npos;
   return exported::check_backward<Element>(
       name, p, {true, true, false}, [&](const Backward<Element>& t, const float*) {
-        launch(p, t, float(p.softmax_scale()),
-               {LSE2.as<float>(), D.as<float>(), dQ.as<float>(), head,
-                in_order ? turns.as<int>() : nullptr},
-               nullptr);
+        Passed passed{LSE2.as<float>(), D.as<float>(), dQ.as<float>(), head,
+                      in_order ? turns.as<int>() : nullptr};
+        if (keeps) passed.kept = dS.as<void>();
+        passed.kept_tiles = int(tiles);
+        launch(p, t, float(p.softmax_scale()), passed, nullptr);
       });
 }
 

@@ -117,9 +117,7 @@ extern "C" const char* fa_peer_backward(const char* kernel, const fa_peer_call* 
     options.scratch = {call->scratch, optimized::backward_scratch_bytes(p, options)};
     with_type(*call, [&]<class T>(T) {
       const BackwardKernel ran = optimized::backward(p, bench::backward_of<T>(*call), options);
-      expect(optimized::chosen(p, options.kernel, optimized::device_capability(),
-                               options.deterministic),
-             ran);
+      expect(optimized::chosen(p, options, optimized::device_capability(), processors()), ran);
     });
   });
 }

@@ -118,7 +118,8 @@ std::string unavailable(BackwardKernel kernel) {
 bool on_hopper() { return unavailable(BackwardKernel::hopper).empty(); }
 BackwardKernel best_here(const Problem& p) {
   if (!on_hopper() || p.d % 8 != 0) return BackwardKernel::swizzle;
-  return p.d > 128 ? BackwardKernel::two_kernels : BackwardKernel::hopper;
+  const bool few = 2 * p.B * p.Hkv * ((p.Nk + 63) / 64) < 3 * processors();  // blocks of keys
+  return p.d > 128 && few ? BackwardKernel::two_kernels : BackwardKernel::hopper;
 }
 
 // Long sequences want a forward too: only kernels of the whole contract get one.
@@ -171,14 +172,50 @@ class GpuBackward : public GpuTest {};
 
 // ---- the choice ----
 
+constexpr int SMs = 132;
+BackwardKernel chosen(const Problem& p, int here, const BackwardOptions& options) {
+  return optimized::chosen(p, options, here, SMs);
+}
+
 TEST(BackwardCapability, OfTheBestKernel) {
   Problem p;
+  p.Hq = p.Hkv = 200;
+  p.Nq = p.Nk = 64;
   for (Int d : {64, 128, 200}) {
     p.d = d;
-    for (int here : {80, 86, 100})
-      EXPECT_EQ(optimized::chosen(p, BackwardKernel::best, here), BackwardKernel::swizzle);
-    EXPECT_EQ(optimized::chosen(p, BackwardKernel::best, 90),
-              d <= 128 ? BackwardKernel::hopper : BackwardKernel::two_kernels);
+    for (int here : {80, 86, 100}) EXPECT_EQ(chosen(p, here, {}), BackwardKernel::swizzle);
+    EXPECT_EQ(chosen(p, 90, {}), BackwardKernel::hopper);
+  }
+}
+
+// For d > 128, where a part of the keys makes few blocks: fewer than 198 on 132 SMs.
+TEST(BackwardCapability, OfTheBestKernelWithFewBlocks) {
+  struct Case {
+    Int B, Hq, Hkv, N;
+    std::size_t GiB;
+    BackwardKernel best;
+  };
+  for (const Case& c : {Case{197, 1, 1, 64, 2, BackwardKernel::two_kernels},
+                        Case{198, 1, 1, 64, 2, BackwardKernel::hopper},
+                        Case{1, 8, 8, 16384, 2, BackwardKernel::hopper},       // 1024 blocks
+                        Case{1, 8, 2, 16384, 2, BackwardKernel::hopper},       // 256
+                        Case{1, 8, 2, 16384, 1, BackwardKernel::two_kernels},  // 128
+                        Case{1, 8, 1, 16384, 2, BackwardKernel::two_kernels},  // 128
+                        Case{1, 8, 1, 16384, 4, BackwardKernel::hopper}}) {    // 256
+    Problem p;
+    p.B = c.B, p.Hq = c.Hq, p.Hkv = c.Hkv, p.Nq = p.Nk = c.N, p.d = 256;
+    BackwardOptions options;
+    options.most_kept = c.GiB << 30;
+    for (const bool deterministic : {false, true}) {
+      options.deterministic = deterministic;
+      EXPECT_EQ(chosen(p, 90, options), c.best)
+          << c.B << " x " << c.Hq << ", " << c.Hkv << " x " << c.N << ", " << c.GiB << " GiB";
+    }
+    options.kernel = BackwardKernel::hopper;
+    EXPECT_EQ(chosen(p, 90, options), BackwardKernel::hopper);
+    p.d = 128;
+    options.kernel = BackwardKernel::best;
+    EXPECT_EQ(chosen(p, 90, options), BackwardKernel::hopper);
   }
 }
 
@@ -195,27 +232,24 @@ TEST(BackwardCapability, OfTheBestKernelWithTheSameBits) {
                                         {128, 4, true},
                                         {128, 8, true}}) {
       p.causal = mask, p.d = d, p.Hq = 2 * group;
-      EXPECT_EQ(
-          optimized::chosen(p, BackwardKernel::best, 90, true),
-          mask != Causal::none && long_turns ? BackwardKernel::two_kernels : BackwardKernel::hopper)
+      EXPECT_EQ(chosen(p, 90, {BackwardKernel::best, true}), mask != Causal::none && long_turns
+                                                                 ? BackwardKernel::two_kernels
+                                                                 : BackwardKernel::hopper)
           << "d = " << d << ", " << group << " heads";
-      EXPECT_EQ(optimized::chosen(p, BackwardKernel::best, 90), BackwardKernel::hopper);
-      EXPECT_EQ(optimized::chosen(p, BackwardKernel::hopper, 90, true), BackwardKernel::hopper);
-      EXPECT_EQ(optimized::chosen(p, BackwardKernel::best, 80, true), BackwardKernel::swizzle);
+      EXPECT_EQ(chosen(p, 90, {}), BackwardKernel::hopper);
+      EXPECT_EQ(chosen(p, 90, {BackwardKernel::hopper, true}), BackwardKernel::hopper);
+      EXPECT_EQ(chosen(p, 80, {BackwardKernel::best, true}), BackwardKernel::swizzle);
     }
 }
 
-// Who is named is taken, even where it cannot run; but hopper is no kernel for d > 128.
+// Who is named is taken, even where it cannot run.
 TEST(BackwardCapability, OfAKernelThatIsNamed) {
   Problem p;
   for (Int d : {64, 128, 200})
     for (int here : {80, 86, 90, 100})
       for (const BackwardRung& r : rungs()) {
         p.d = d;
-        const bool wide = r.kernel == BackwardKernel::hopper && d > 128;
-        EXPECT_EQ(optimized::chosen(p, r.kernel, here),
-                  wide ? BackwardKernel::two_kernels : r.kernel)
-            << r.name << ", d = " << d;
+        EXPECT_EQ(chosen(p, here, {r.kernel}), r.kernel) << r.name << ", d = " << d;
       }
 }
 
@@ -322,22 +356,61 @@ TEST_F(GpuBackward, TakesTwoKernelsForLargeGroupsInTheSameBits) {
   EXPECT_EQ(c.verdict(), "");
 }
 
-// One tensor is enough, of those that the copy engine reads or writes: sums of dQ leave without it,
-// and O is read by an ordinary kernel.
+// One tensor is enough, of those that the copy engine reads or writes: O is read by an ordinary
+// kernel, and sums of dQ, up to d = 128, are written by one.
 TEST_F(GpuBackward, LooksAtEveryTensorBeforeItChooses) {
-  Spec s = spec(20, 30, 64);
-  s.p.Hq = s.p.Hkv = 2;
-  for (int moved = 0; moved < 8; ++moved) {
-    BackwardCase<bf16> c(s);
-    Buffer<bf16>* const all[] = {&c.Q, &c.K, &c.V, &c.O, &c.dO, &c.dQ, &c.dK, &c.dV};
-    Buffer<bf16>& x = *all[moved];
-    x.move_to({Layout::Order::BHND, 0, 3});
-    for (bool deterministic : {false, true}) {
-      const bool any = &x == &c.O || &x == &c.dQ;
-      EXPECT_EQ(run(c, {BackwardKernel::best, deterministic}),
-                any ? best_here(c.p) : BackwardKernel::swizzle)
-          << "tensor " << moved;
-      EXPECT_EQ(c.verdict(), "") << "tensor " << moved;
+  for (Int d : {64, 256}) {
+    Spec s = spec(20, 30, d);
+    s.p.Hq = s.p.Hkv = 2;
+    for (int moved = 0; moved < 8; ++moved) {
+      BackwardCase<bf16> c(s);
+      Buffer<bf16>* const all[] = {&c.Q, &c.K, &c.V, &c.O, &c.dO, &c.dQ, &c.dK, &c.dV};
+      Buffer<bf16>& x = *all[moved];
+      x.move_to({Layout::Order::BHND, 0, 3});
+      for (bool deterministic : {false, true}) {
+        const bool any = &x == &c.O || (&x == &c.dQ && d <= 128);
+        EXPECT_EQ(run(c, {BackwardKernel::best, deterministic}),
+                  any ? best_here(c.p) : BackwardKernel::swizzle)
+            << "tensor " << moved << ", d = " << d;
+        EXPECT_EQ(c.verdict(), "") << "tensor " << moved << ", d = " << d;
+      }
+    }
+  }
+}
+
+// For d > 128 dS of some keys at a time: of 64 at least, of all where that is allowed. A sum that
+// waits in between goes on where it was, so the bits are the same. Tiles of keys and of queries
+// that a mask or a length leaves out, and groups.
+TEST_F(GpuBackward, KeepsAsMuchAsItMay) {
+  if (!on_hopper()) GTEST_SKIP() << unavailable(BackwardKernel::hopper);
+  for (const Causal causal : masks) {
+    Spec s = spec(200, 330, 200, causal);
+    s.p.B = 2;
+    s.p.Hq = 2;
+    s.lengths = {330, causal == Causal::none ? 70 : 0};
+    const std::size_t tile = 2 * 2 * 256 * 64 * 2;  // bytes of dS of 64 keys
+    const std::size_t statistics = 2 * 2 * 256 * 8, sums = 2 * 2 * 256 * 256 * 4;
+    BackwardCase<bf16> all(s);
+    EXPECT_EQ(run(all, BackwardKernel::hopper), BackwardKernel::hopper);
+    EXPECT_EQ(all.verdict(), "") << s.name();
+    EXPECT_EQ(optimized::backward_scratch_bytes(s.p, {BackwardKernel::hopper}),
+              statistics + 6 * tile);
+    // Of six tiles of keys: one at a time; one, since less than two fit; three and three, four would
+    // fit; all
+    for (const auto& [most, tiles] : {std::pair<std::size_t, std::size_t>{0, 1},
+                                      {2 * tile - 1, 1},
+                                      {4 * tile, 3},
+                                      {6 * tile, 6}}) {
+      BackwardOptions options{BackwardKernel::hopper};
+      options.most_kept = most;
+      EXPECT_EQ(optimized::backward_scratch_bytes(s.p, options),
+                statistics + tiles * tile + (tiles < 6 ? sums : 0));
+      BackwardCase<bf16> c(s);
+      run(c, options);
+      EXPECT_EQ(c.verdict(), "") << s.name() << ", " << most;
+      EXPECT_EQ(same_bits("dQ", c.dQ, all.dQ), "") << s.name() << ", " << most;
+      EXPECT_EQ(same_bits("dK", c.dK, all.dK), "") << s.name() << ", " << most;
+      EXPECT_EQ(same_bits("dV", c.dV, all.dV), "") << s.name() << ", " << most;
     }
   }
 }
@@ -666,8 +739,8 @@ Spec recorded(const BackwardRung& r, Int d, std::vector<Int> lengths, std::uint6
 TEST_F(GpuBackward, ARecordedCallReplaysWithOtherInputs) {
   for (const BackwardRung& r : rungs())
     for (const auto& [d, deterministic] :
-         {std::pair<Int, bool>{128, false}, {128, true}, {64, false}, {64, true}}) {
-      if (!unavailable(r.kernel).empty() || (d == 64 && !r.whole_contract)) continue;
+         {std::pair<Int, bool>{128, false}, {128, true}, {64, false}, {64, true}, {256, false}}) {
+      if (!unavailable(r.kernel).empty() || (d != 128 && !r.whole_contract)) continue;
       const bool in_turns = r.kernel == BackwardKernel::hopper;
       if (deterministic && !r.deterministic && !in_turns) continue;
       BackwardCase<bf16> first(recorded(r, d, {150, 17}, 1)), second(recorded(r, d, {128, 149}, 2));

@@ -48,18 +48,23 @@ void look(void (*launch)(const Problem&, const Backward<Half>&, float, const Pas
       dO("dO", p.Nq, p.d), dQ("dQ", p.Nq, p.d), dK("dK", p.Nk, p.d), dV("dV", p.Nk, p.d);
   const xray::Tensor LSE("LSE", p.Nq, 1), LSE2("LSE2", rows, 1), D("D", rows, 1),
       sums("sums of dQ", rows, Passed::padded(p.d));
+  const std::int64_t tiles = (p.Nk + 63) / 64;
+  const Halves dS("dS", rows, tiles * 64);
   const DeviceMemory turns(std::size_t(rows * Passed::padded(p.d) / 4096) * sizeof(int));
   FA_CUDA_CHECK(cudaMemset(turns.as<int>(), 0, turns.bytes()));
   const auto view = [&](const Halves& t, std::int64_t N) {
     return contiguous(t.data(), 1, N, p.d);
   };
+  Passed passed{LSE2.data(), D.data(), sums.data(), rows,
+                is_one_of({"launch_backward_in_order"}) ? turns.as<int>() : nullptr};
+  if (is_one_of({"launch_backward_hopper_wide"})) {
+    passed.kept = dS.data();
+    passed.kept_tiles = int(tiles);
+  }
   launch(p,
          {view(Q, p.Nq), view(K, p.Nk), view(V, p.Nk), view(O, p.Nq), view(dO, p.Nq), LSE.data(),
           view(dQ, p.Nq), view(dK, p.Nk), view(dV, p.Nk)},
-         float(p.softmax_scale()),
-         {LSE2.data(), D.data(), sums.data(), rows,
-          is_one_of({"launch_backward_in_order"}) ? turns.as<int>() : nullptr},
-         nullptr);
+         float(p.softmax_scale()), passed, nullptr);
 }
 
 // ---- what they take ----
@@ -81,6 +86,8 @@ void look(const xray::Arguments& a) {
   else if (is_one_of({"launch_mma", "launch_cp_async", "launch_swizzle", "launch_wide_warps",
                       "launch_two_loops", "launch_backward_mma"}))
     only(a.d == 64 || a.d == 128, "64 or 128");
+  else if (is_one_of({"launch_backward_hopper_wide"}))
+    only(a.d > 128, "of more than 128");
   else if (!hopper && !is_one_of({"launch_fa2", "launch_backward_swizzle"}))
     only(a.d == 128, "128");
   // Some have tiles of 192 queries, 96 keys, or 80; the others' are 64 and 128.
