@@ -77,13 +77,33 @@ __device__ void load(ProductShared<T>& shared, const Maps& maps, const Problem& 
     arrive_expecting(full, Bc * D * int(sizeof(T)) + blocks * KeptBlock::bytes);
     bring<D, Bc>(shared.K[at.at], maps.K, full, t * Bc, hk, task.b);
     if (t == task.first) previous_kernel_is_done();  // K may come before dS is made
-    for (int g = 0; g < groups; ++g)
-      if (t < task.end[g])
-        bulk_load(shared.dS[at.at][g],
-                  kept_block<const T>(passed, head, task.i0 + 64 * g, t - task.first),
-                  KeptBlock::bytes, full);
+    for (int g = 0; g < groups; ++g) {
+      if (t >= task.end[g]) continue;
+      const T* const dS = kept_block<const T>(passed, head, task.i0 + 64 * g, t - task.first);
+      bulk_load(shared.dS[at.at][g], dS, KeptBlock::bytes, full);
+    }
   }
   if (task.last_end() <= task.first) previous_kernel_is_done();
+}
+
+// The sums of a thread between two parts, of 64 rows from number `row` of all heads' on.
+template <int n>
+__device__ float4* waiting(const Passed& passed, std::int64_t row) {
+  return reinterpret_cast<float4*>(passed.dQ + row * 2 * n) + threadIdx.x % 128;
+}
+template <int n>
+__device__ void get_sums(float (&dQ)[n], const Passed& passed, std::int64_t row) {
+#pragma unroll
+  for (int e = 0; e < n; e += 4) {
+    const float4 four = waiting<n>(passed, row)[e / 4 * 128];
+    dQ[e] = four.x, dQ[e + 1] = four.y, dQ[e + 2] = four.z, dQ[e + 3] = four.w;
+  }
+}
+template <int n>
+__device__ void put_sums(const Passed& passed, std::int64_t row, const float (&dQ)[n]) {
+#pragma unroll
+  for (int e = 0; e < n; e += 4)
+    waiting<n>(passed, row)[e / 4 * 128] = make_float4(dQ[e], dQ[e + 1], dQ[e + 2], dQ[e + 3]);
 }
 
 template <class T>
@@ -93,16 +113,10 @@ __device__ void compute(ProductShared<T>& shared, const Maps& maps, const Proble
   constexpr int D = Tiles::D, Bc = Tiles::Bc;
   const int group = uniform(threadIdx.x / 128) - 1, thread = threadIdx.x % 128;
   const int warp = thread / 32, lane = threadIdx.x % 32, i = task.i0 + 64 * group;
-  // Where the sums of this thread wait for the next part
   const std::int64_t row = (std::int64_t(task.b) * p.Hq + task.h) * passed.rows + i;
-  float4* const waiting = reinterpret_cast<float4*>(passed.dQ + row * D) + thread;
 
-  float dQ[D / 2];
-#pragma unroll
-  for (int e = 0; e < D / 2; e += 4) {
-    const float4 four = task.first > 0 ? waiting[e * 32] : make_float4(0, 0, 0, 0);
-    dQ[e] = four.x, dQ[e + 1] = four.y, dQ[e + 2] = four.z, dQ[e + 3] = four.w;
-  }
+  float dQ[D / 2] = {};
+  if (task.first > 0) get_sums(dQ, passed, row);
   std::uint32_t dS[Bc / 16][4];
   Ring<Tiles::buffers> at;
 #pragma unroll 1
@@ -129,9 +143,7 @@ __device__ void compute(ProductShared<T>& shared, const Maps& maps, const Proble
   }
 
   if (task.first + passed.kept_tiles < (p.Nk + Bc - 1) / Bc) {
-#pragma unroll
-    for (int e = 0; e < D / 2; e += 4)
-      waiting[e * 32] = make_float4(dQ[e], dQ[e + 1], dQ[e + 2], dQ[e + 3]);
+    put_sums(passed, row, dQ);
     return;
   }
   sync(both_done, 256);  // each leaves through what both have read
