@@ -13,8 +13,8 @@ constexpr int groups = 2, threads = 128 * (groups + 1);  // a warpgroup that loa
 constexpr int stages = 2;                                // buffers of the tiles of queries
 constexpr int loader_registers = 24, registers = 240;
 
-// dK and dV for 128 < d <= 256, in 3_two_kernels_wide.cu. It keeps dS where passed.kept is not null:
-// then of the tiles of keys of a part.
+// dK and dV for 128 < d <= 256, in 3_two_kernels_wide.cu. Where passed.kept is not null it keeps
+// dS, and has the tiles of keys of a part.
 template <class T>
 void launch_wide_dkv(const Problem& p, const Backward<T>& t, float scale, const Passed& passed,
                      cudaStream_t stream);

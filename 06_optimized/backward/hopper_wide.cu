@@ -26,11 +26,11 @@ namespace fa::optimized {
 namespace two_kernels {
 namespace {
 
-struct Tiles {
+struct ProductTiles {
   static constexpr int D = 256, Br = 64 * groups, Bc = 64, buffers = 4;
 };
 constexpr int both_done = 3;  // a numbered barrier of the two groups
-static_assert(Tiles::Bc == KeptBlock::keys);
+static_assert(ProductTiles::Bc == KeptBlock::keys);
 
 // Br queries from i0 on. Group g has Br / groups of them, and multiplies with tiles first ...
 // end[g] - 1 of the keys: those of this part that any of its queries sees.
@@ -42,14 +42,14 @@ struct ProductTask {
     order.place(blockIdx.x, head, tile);
     b = head / int(p.Hq);
     h = head % int(p.Hq);
-    i0 = tile * Tiles::Br;
+    i0 = tile * ProductTiles::Br;
     first = passed.kept_first;
     const Mask mask(p, b);
     length = int(mask.length);
     for (int g = 0; g < groups; ++g) {
       const int i = i0 + 64 * g, last = min(i + 64, int(p.Nq)) - 1;
       const int seen = i < p.Nq ? int(mask.visible_keys(last)) : 0;
-      end[g] = min((seen + Tiles::Bc - 1) / Tiles::Bc, first + passed.kept_tiles);
+      end[g] = min((seen + ProductTiles::Bc - 1) / ProductTiles::Bc, first + passed.kept_tiles);
     }
   }
   __device__ int last_end() const { return max(end[0], end[1]); }
@@ -57,9 +57,9 @@ struct ProductTask {
 
 template <class T>
 struct ProductShared {
-  alignas(1024) T K[Tiles::buffers][Tiles::Bc * Tiles::D];
-  alignas(128) T dS[Tiles::buffers][groups][KeptBlock::numbers];
-  Barrier full[Tiles::buffers], free[Tiles::buffers];
+  alignas(1024) T K[ProductTiles::buffers][ProductTiles::Bc * ProductTiles::D];
+  alignas(128) T dS[ProductTiles::buffers][groups][KeptBlock::numbers];
+  Barrier full[ProductTiles::buffers], free[ProductTiles::buffers];
   ProductTask task;
 };
 
@@ -67,9 +67,9 @@ template <class T>
 __device__ void load(ProductShared<T>& shared, const Maps& maps, const Problem& p,
                      const Passed& passed) {
   const ProductTask& task = shared.task;
-  constexpr int D = Tiles::D, Bc = Tiles::Bc;
+  constexpr int D = ProductTiles::D, Bc = ProductTiles::Bc;
   const int head = task.b * int(p.Hq) + task.h, hk = int(p.key_head(task.h));
-  Ring<Tiles::buffers> at;
+  Ring<ProductTiles::buffers> at;
   for (int t = task.first; t < task.last_end(); ++t, at.next()) {
     Barrier* const full = &shared.full[at.at];
     const int blocks = (t < task.end[0]) + (t < task.end[1]);
@@ -110,7 +110,7 @@ template <class T>
 __device__ void compute(ProductShared<T>& shared, const Maps& maps, const Problem& p,
                         const Passed& passed, float scale) {
   const ProductTask& task = shared.task;
-  constexpr int D = Tiles::D, Bc = Tiles::Bc;
+  constexpr int D = ProductTiles::D, Bc = ProductTiles::Bc;
   const int group = uniform(threadIdx.x / 128) - 1, thread = threadIdx.x % 128;
   const int warp = thread / 32, lane = threadIdx.x % 32, i = task.i0 + 64 * group;
   const std::int64_t row = (std::int64_t(task.b) * p.Hq + task.h) * passed.rows + i;
@@ -118,7 +118,7 @@ __device__ void compute(ProductShared<T>& shared, const Maps& maps, const Proble
   float dQ[D / 2] = {};
   if (task.first > 0) get_sums(dQ, passed, row);
   std::uint32_t dS[Bc / 16][4];
-  Ring<Tiles::buffers> at;
+  Ring<ProductTiles::buffers> at;
 #pragma unroll 1
   for (int t = task.first; t < task.last_end(); ++t, at.next()) {
     wait(&shared.full[at.at], at.phase);
@@ -174,13 +174,14 @@ __global__ void __launch_bounds__(threads, 1)
 template <class T>
 void launch_product(const Problem& p, const Backward<T>& t, float scale, const Passed& passed,
                     cudaStream_t stream) {
-  const Order<int> order = order_of_queries<Tiles>(p);
+  const Order<int> order = order_of_queries<ProductTiles>(p);
   constexpr std::size_t bytes = sizeof(ProductShared<T>);
   static_assert(bytes <= most_shared);
   allow_shared_memory(product_kernel<T>, bytes);
   // It begins with K, which nobody writes.
   FA_LAUNCH_EARLY(product_kernel<T>, dim3(unsigned(order.tiles) * unsigned(order.heads)),
-                  dim3(threads), bytes, stream, maps_of<Tiles>(p, t), p, passed, order, scale);
+                  dim3(threads), bytes, stream, maps_of<ProductTiles>(p, t), p, passed, order,
+                  scale);
 }
 
 }  // namespace

@@ -1,9 +1,9 @@
 // dS in memory: from the kernel that makes it to the one that multiplies it with K.
 //
-// A block has 64 keys and 64 queries, 8 KiB, and lies in one piece: blocks [B, Hq, rows / 64, keys],
-// `keys` the tiles of keys of a part. The warpgroup that has made dS^T writes it as it holds it, a
-// register of a warp in 128 bytes in a row: a matrix of 8 keys and 8 queries. So a block is
-// [8, 8, 8, 8]: eight keys, eight queries, a key, a query. ldmatrix reads it as dS, transposed.
+// A block has 64 keys and 64 queries, 8 KiB, and lies in one piece: blocks [B, Hq, rows / 64,
+// kept_tiles]. The warpgroup that has made dS^T writes it as it holds it, a register of a warp in
+// 128 bytes in a row: a matrix of 8 keys and 8 queries. So a block is [8, 8, 8, 8]: which eight
+// keys, which eight queries, a key, a query. ldmatrix reads it as dS, transposed.
 #pragma once
 #include "06_optimized/backward/backward.hpp"
 #include "06_optimized/ptx/mma.cuh"

@@ -395,8 +395,8 @@ TEST_F(GpuBackward, KeepsAsMuchAsItMay) {
     EXPECT_EQ(all.verdict(), "") << s.name();
     EXPECT_EQ(optimized::backward_scratch_bytes(s.p, {BackwardKernel::hopper}),
               statistics + 6 * tile);
-    // Of six tiles of keys: one at a time; one, since less than two fit; three and three, four would
-    // fit; all
+    // Of six tiles of keys: one at a time; one, since less than two fit; three and three, where four
+    // would fit; all.
     for (const auto& [most, tiles] : {std::pair<std::size_t, std::size_t>{0, 1},
                                       {2 * tile - 1, 1},
                                       {4 * tile, 3},
