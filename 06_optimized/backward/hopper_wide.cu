@@ -8,7 +8,7 @@
 //   dQ = scale dS K
 //
 // N x N numbers in memory are what FlashAttention is there to avoid. Here they are an exchange: of
-// dS 1 GiB at a time is kept at most (BackwardOptions), and 128 queries, which read it once,
+// dS 2 GiB at a time are kept at most (BackwardOptions), and 128 queries, which read it once,
 // multiply each of its numbers 256 times. If there is more of it, the keys come in parts: a part's
 // dS, then its product, and the sums of dQ wait in fp32 for the next part.
 //

@@ -395,7 +395,7 @@ TEST_F(GpuBackward, KeepsAsMuchAsItMay) {
     EXPECT_EQ(all.verdict(), "") << s.name();
     EXPECT_EQ(optimized::backward_scratch_bytes(s.p, {BackwardKernel::hopper}),
               statistics + 6 * tile);
-    // Of six tiles of keys: one at a time; one, since less than two fit; three and three, where four
+    // Of six tiles of keys: one at a time; one, since two do not fit; three and three, where four
     // would fit; all.
     for (const auto& [most, tiles] : {std::pair<std::size_t, std::size_t>{0, 1},
                                       {2 * tile - 1, 1},
