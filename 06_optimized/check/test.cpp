@@ -175,10 +175,38 @@ TEST_F(Gpu, ForwardSaysWhoStoodInWithoutKeys) {
     if (!unavailable(r.kernel).empty()) continue;
     c.O.poison();
     c.LSE.poison();
-    EXPECT_EQ(run(c, r.kernel),
-              r.capability == 90 && !r.whole_contract ? Kernel::swizzle : r.kernel)
+    EXPECT_EQ(run(c, r.kernel), r.kernel == Kernel::hopper ? Kernel::fa2
+                                : r.capability == 90       ? Kernel::swizzle
+                                                           : r.kernel)
         << r.name;
     EXPECT_EQ(c.verdict(), "") << r.name;
+  }
+}
+
+// What TMA cannot read: rows that begin between multiples of 16 bytes, or that run backwards. One
+// tensor is enough.
+TEST_F(Gpu, TakesFa2WhereTheTensorsAreNotForHopper) {
+  using Order = Layout::Order;
+  for (const Layout& layout : {Layout{Order::BHND, 0, 1}, Layout{Order::BHND, 1, 0},
+                               Layout{Order::BHND, 0, 0, true}, Layout{}}) {
+    Spec s = spec(65, 130, 64, Causal::bottom_right);
+    if (layout.gap == 0 && layout.offset == 0 && !layout.reversed) s.p.d = 13;
+    s.layout = layout;
+    ForwardCase<bf16> c(s, true);
+    for (Kernel kernel : {Kernel::best, Kernel::hopper}) {
+      if (kernel != Kernel::best && !on_hopper()) continue;
+      EXPECT_EQ(run(c, kernel), Kernel::fa2) << s.name();
+      EXPECT_EQ(c.verdict(), "") << s.name();
+    }
+  }
+  Spec s = spec(20, 30, 64);
+  s.p.Hq = s.p.Hkv = 2;
+  for (int moved = 0; moved < 4; ++moved) {
+    ForwardCase<bf16> c(s, true);
+    Buffer<bf16>* const all[] = {&c.Q, &c.K, &c.V, &c.O};
+    all[moved]->move_to({Layout::Order::BHND, 0, 3});
+    EXPECT_EQ(run(c, Kernel::best), Kernel::fa2) << "tensor " << moved;
+    EXPECT_EQ(c.verdict(), "") << "tensor " << moved;
   }
 }
 

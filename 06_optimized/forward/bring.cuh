@@ -1,52 +1,23 @@
-// How tiles come to hopper and O leaves it: by TMA where that can go, else by hand.
-//
-// TMA wants addresses and rows that are multiples of 16 bytes, and here d a multiple of 8. For all
-// else the 128 threads of the loading warpgroup carry tiles into shared memory themselves, a number
-// at a time, and a thread that computes writes its numbers of O. Slow, and right everywhere.
+// How tiles come to hopper, to a block alone or to a pair, and what is said of them.
 #pragma once
-#include <cstdint>
-
-#include "06_optimized/ptx/fragments.hpp"
 #include "06_optimized/ptx/tma.cuh"
-#include "common/core/tensor.hpp"
 
 namespace fa::optimized {
 
-// tile[r][x] = X[first + r][x] for first + r < end and x < d, 0 beyond, swizzled as TMA does it: a
-// tile of `rows` rows in boxes of 64 columns. `barrier` is a numbered one for these threads.
-template <int D, int rows, class T>
-__device__ void carry(T* tile, const View<const T>& X, Barrier* full, int barrier, std::int64_t end,
-                      std::int64_t d, int first, int h, int b) {
-#pragma unroll 1
-  for (int e = threadIdx.x; e < rows * D; e += 128) {
-    const int r = e / D, x = e % D;
-    tile[x / 64 * rows * 64 + swizzled_chunk(r, x % 64 / 8) + x % 8] =
-        first + r < end && x < d ? X.at(b, h, first + r)[x] : T(0.0f);
-  }
-  fence_async();
-  sync(barrier, 128);
-  if (threadIdx.x == 0) arrive(full);
-}
-
-// A tile of `rows` rows, from row `first` of head h on: by TMA one thread asks, else 128 carry.
+// A tile of `rows` rows, from row `first` of head h on.
 template <class Tiles, int rows, class T>
-__device__ void bring(T* tile, const CUtensorMap& map, const View<const T>& X, Barrier* full,
-                      int barrier, std::int64_t end, std::int64_t d, int first, int h, int b) {
-  if constexpr (Tiles::tma) {
-    arrive_expecting(full, rows * Tiles::D * int(sizeof(T)));
+__device__ void bring(T* tile, const CUtensorMap& map, Barrier* full, int first, int h, int b) {
+  arrive_expecting(full, rows * Tiles::D * int(sizeof(T)));
 #pragma unroll
-    for (int x = 0; x < Tiles::D; x += 64) tma_load(tile + x * rows, map, full, x, first, h, b);
-  } else {
-    carry<Tiles::D, rows>(tile, X, full, barrier, end, d, first, h, b);
-  }
+  for (int x = 0; x < Tiles::D; x += 64) tma_load(tile + x * rows, map, full, x, first, h, b);
 }
 
 // A tile of keys that the blocks of a cluster share: each asks for its part, and it comes to all.
 template <class Tiles, class T>
-__device__ void bring_keys(T* tile, const CUtensorMap& map, const View<const T>& X, Barrier* full,
-                           int barrier, std::int64_t end, std::int64_t d, int first, int h, int b) {
+__device__ void bring_keys(T* tile, const CUtensorMap& map, Barrier* full, int first, int h,
+                           int b) {
   if constexpr (Tiles::cluster == 1) {
-    bring<Tiles, Tiles::Bc>(tile, map, X, full, barrier, end, d, first, h, b);
+    bring<Tiles, Tiles::Bc>(tile, map, full, first, h, b);
   } else {
     constexpr int rows = Tiles::Bc / Tiles::cluster;
     static_assert(rows % 8 == 0);  // the swizzle counts eight
@@ -86,17 +57,6 @@ __device__ void clear(T* V, int seen, int barrier) {
       *reinterpret_cast<uint4*>(V + x * Tiles::Bc + e * 8) = make_uint4(0, 0, 0, 0);
   fence_async();
   sync(barrier, 128);
-}
-
-// The thread's numbers of O, in rows `row` and row + 8 of a tile of `rows` that begins at i0.
-template <class T, int n>
-__device__ void carry_out(const View<T>& X, const float (&O)[n], std::int64_t d, int row, int rows,
-                          int i0, int h, int b) {
-#pragma unroll
-  for (int i = 0; i < n; ++i) {
-    const int r = row + 8 * (i / 2 % 2), x = 8 * (i / 4) + 2 * (threadIdx.x % 4) + i % 2;
-    if (r < rows && x < d) X.at(b, h, i0 + r)[x] = T(O[i]);
-  }
 }
 
 }  // namespace fa::optimized

@@ -6,6 +6,7 @@
 #include <type_traits>
 
 #include "06_optimized/forward/forward.hpp"
+#include "06_optimized/ptx/tma.cuh"
 #include "common/core/check.hpp"
 #include "common/core/tuned.hpp"
 
@@ -41,6 +42,14 @@ const Rung& rung(Kernel kernel) {
 // On this GPU, which is asked only if it matters.
 Kernel chosen(Kernel kernel) {
   return kernel == Kernel::best ? optimized::chosen(kernel, device_capability()) : kernel;
+}
+
+// Can the copy engine bring and store these tensors?
+template <class T>
+bool has_tensor_maps(const Problem& p, const Forward<T>& t) {
+  const auto queries = [&](const auto& X) { return has_tensor_map(X, p.B, p.Hq, p.Nq); };
+  const auto keys = [&](const auto& X) { return has_tensor_map(X, p.B, p.Hkv, p.Nk); };
+  return p.Nk > 0 && p.d % 8 == 0 && queries(t.Q) && keys(t.K) && keys(t.V) && queries(t.O);
 }
 
 template <class T>
@@ -183,9 +192,9 @@ Kernel forward(const Problem& p, const Forward<T>& t, const Options& options) {
         p.B <= 1 << 30 && p.Hq <= (1 << 30) / p.B && (p.Nq + 63) / 64 <= (1 << 30) / (p.B * p.Hq),
         "optimized: B Hq ceil(Nq / 64) must be at most 2^30, got B = ", p.B, ", Hq = ", p.Hq,
         ", Nq = ", p.Nq);
-    // The copy engine knows no empty tensor. Kernels of the whole contract see to that themselves.
-    const Rung& r = rung(kernel);
-    if (p.Nk == 0 && r.capability == 90 && !r.whole_contract) kernel = Kernel::swizzle;
+    // The copy engine knows no empty tensor, and not every address and stride.
+    if (kernel == Kernel::hopper && !has_tensor_maps(p, t)) kernel = Kernel::fa2;
+    if (p.Nk == 0 && rung(kernel).capability == 90) kernel = Kernel::swizzle;
     Options launched = options;
     if (scratch_bytes(p, kernel) == 0) launched.scratch = {};
     const float scale = float(p.softmax_scale());

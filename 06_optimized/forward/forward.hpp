@@ -20,7 +20,7 @@ namespace fa::optimized {
 inline constexpr int max_d = 256;
 
 enum class Kernel {
-  best,           // hopper if it can run here, else fa2
+  best,           // hopper if it can run here and the copy engine reads the tensors, else fa2
   mma,            // forward/1: tensor cores by mma.sync
   cp_async,       // forward/2: copies that do not wait, two buffers
   swizzle,        // forward/3: no bank conflicts, ldmatrix
@@ -37,7 +37,7 @@ enum class Kernel {
   rows,           // forward/12: one row's maximum under the other row's exponentials
   persistent,     // forward/13: a block for each SM, the next Q and the last O on their way
   longest_first,  // forward/14: who is done takes the longest tile that is left
-  hopper,         // the whole contract, on 9.0
+  hopper,         // the whole contract, on 9.0; fa2 takes what the copy engine cannot read
 };
 
 // What a kernel promises beyond this: any B, heads (groups too), Nq and Nk, both causal alignments,

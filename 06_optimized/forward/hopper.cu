@@ -1,5 +1,5 @@
 // hopper: the forward for everybody. The kernel of rung 14, and the whole contract: d up to 256,
-// fp16 and bf16, key lengths, any address and stride.
+// fp16 and bf16, key lengths. What the copy engine cannot read is fa2's (entry.cu).
 //
 // Roles     warpgroup 0 loads: one thread asks the copy engine. Groups 1, 2 and, for d = 64, 3 own
 //           64 rows of a tile each and compute; most of the registers are theirs. Two blocks may be
@@ -11,7 +11,7 @@
 //   V free          groups       the same, before O goes through V         as above
 //   O left *        loader       a lane of each warp, if O goes through V  4 a group
 //   turn            a group      the group before, once it has issued      256 threads
-//   own, carried    the same     a group's threads; the loader's           128 threads
+//   own             a group      its threads                               128 threads
 //   the cluster     both blocks  everybody, when it begins and ends        all threads
 // A step    group 1   S P V | softmax         | S P V | softmax         |
 //           group 2          | S P V | softmax         | S P V | ...
@@ -31,7 +31,7 @@ namespace fa::optimized {
 namespace {
 
 // Numbered: for each group its turn, and its own, behind zeros in V or if it only looks on
-constexpr int turn = 1, own = 5, carried = 8;
+constexpr int turn = 1, own = 5;
 
 template <class Tiles, class T>
 struct Shared {
@@ -49,7 +49,7 @@ struct Shared {
 // Brings tiles as long as there is room for them. K runs one block ahead of V.
 template <class Tiles, class T>
 __device__ void load(Shared<Tiles, T>& shared, const ForwardMaps& maps, const Problem& p,
-                     const Forward<T>& t, const Order<int>& order, unsigned* taken) {
+                     const Order<int>& order, unsigned* taken) {
   constexpr int Br = Tiles::Br, Bc = Tiles::Bc;
   Ring<Tiles::Q_buffers> q;
   Ring<Tiles::stages> k, v;
@@ -59,8 +59,7 @@ __device__ void load(Shared<Tiles, T>& shared, const ForwardMaps& maps, const Pr
     const int hk = int(p.key_head(max(task.h, 0)));
     const auto bring_K = [&](int j) {
       wait(&shared.K_free[k.at], k.phase ^ 1);
-      bring_keys<Tiles>(shared.K[k.at], maps.K, t.K, &shared.K_full[k.at], carried, task.length,
-                        p.d, j * Bc, hk, task.b);
+      bring_keys<Tiles>(shared.K[k.at], maps.K, &shared.K_full[k.at], j * Bc, hk, task.b);
       k.next();
     };
     const auto bring_V = [&](int j) {
@@ -69,28 +68,25 @@ __device__ void load(Shared<Tiles, T>& shared, const ForwardMaps& maps, const Pr
         o.next();
       }
       wait(&shared.V_free[v.at], v.phase ^ 1);
-      bring_keys<Tiles>(shared.V[v.at], maps.V, t.V, &shared.V_full[v.at], carried, task.length,
-                        p.d, j * Bc, hk, task.b);
+      bring_keys<Tiles>(shared.V[v.at], maps.V, &shared.V_full[v.at], j * Bc, hk, task.b);
       v.next();
     };
     constexpr bool K_first = Tiles::Q_buffers == 1;  // its buffer is free before that of Q
     if (K_first && task.h >= 0) bring_K(task.blocks - 1);
     wait(&shared.Q_free[q.at], q.phase ^ 1);
-    if (Tiles::tma || threadIdx.x == 0) shared.task[q.at] = task;
+    shared.task[q.at] = task;
     if (task.h < 0) break;
-    bring<Tiles, Br>(shared.Q[q.at], maps.Q, t.Q, &shared.Q_full[q.at], carried, p.Nq, p.d, task.i0,
-                     task.h, task.b);
+    bring<Tiles, Br>(shared.Q[q.at], maps.Q, &shared.Q_full[q.at], task.i0, task.h, task.b);
     q.next();
     if (!K_first) bring_K(task.blocks - 1);
     for (int j = task.blocks - 1; j > 0; --j) {
       bring_K(j - 1);
       bring_V(j);
     }
-    n = int(gridDim.x) +
-        (Tiles::tma && taken ? int(atomicAdd(taken, 1u)) : n);  // as late as can be
+    n = int(gridDim.x) + (taken ? int(atomicAdd(taken, 1u)) : n);  // as late as can be
     bring_V(0);
   }
-  if (Tiles::tma || threadIdx.x == 0) arrive(&shared.Q_full[q.at]);  // the task that ends it all
+  arrive(&shared.Q_full[q.at]);  // the task that ends it all
 }
 
 // ---- the warpgroups that compute, 64 rows each ----
@@ -157,7 +153,7 @@ __device__ void compute(Shared<Tiles, T>& shared, const ForwardMaps& maps, const
       fast_softmax<Tiles::branch>(S, c, maxima, l, alpha);
       round_to<T>(P, S);
     }
-    if (const int seen = task.length - j * Bc; Tiles::tma && task.length < p.Nk && seen < Bc) {
+    if (const int seen = task.length - j * Bc; task.length < p.Nk && seen < Bc) {
       wait(&shared.V_full[kv.at], kv.phase);
       clear<Tiles>(shared.V[kv.at], seen, own + group);
     }
@@ -210,9 +206,7 @@ __device__ void compute(Shared<Tiles, T>& shared, const ForwardMaps& maps, const
     finish(O, maxima.m, l, t.LSE, (task.b * p.Hq + task.h) * p.Nq + task.i0, row, task.rows);
 
     // A warp's 16 rows leave by themselves, through shared memory.
-    if constexpr (!Tiles::tma) {
-      carry_out(t.O, O, p.d, row, task.rows, task.i0, task.h, task.b);
-    } else if constexpr (Tiles::O == Through::V) {
+    if constexpr (Tiles::O == Through::V) {
       // The second group's through the last V, when both have read it; the first one's through the
       // V before it, which both have read long ago. Nobody fills them until O has left.
       static_assert(Tiles::groups == 2 && Tiles::stages == 2);
@@ -227,7 +221,7 @@ __device__ void compute(Shared<Tiles, T>& shared, const ForwardMaps& maps, const
       store_rows<Br>(maps.O, shared.O + warp_row * 64, O, lane, task.i0, warp_row, task.h, task.b);
     }
   }
-  if (Tiles::tma && lane == 0) tma_wait_read();
+  if (lane == 0) tma_wait_read();  // before the block ends
 }
 
 template <class Tiles, class T>
@@ -246,8 +240,7 @@ __global__ void __launch_bounds__(Tiles::threads, 1)
   Tiles::cluster > 1 ? sync_cluster() : __syncthreads();
   if (uniform(threadIdx.x / 128) == 0) {
     give_registers<Tiles::loader_registers>();
-    if (!Tiles::tma || (threadIdx.x < 32 && elected()))
-      load<Tiles>(shared, maps, p, t, order, taken);
+    if (threadIdx.x < 32 && elected()) load<Tiles>(shared, maps, p, order, taken);
   } else {
     take_registers<Tiles::registers>();
     compute<Tiles>(shared, maps, p, t, scale);
@@ -260,8 +253,7 @@ void launch(const Problem& p, const Forward<T>& t, float scale, unsigned* taken,
             cudaStream_t stream, bool by_tile) {
   constexpr std::size_t bytes = sizeof(Shared<Tiles, T>);
   static_assert(bytes <= most_shared);
-  const ForwardMaps maps =
-      Tiles::tma ? maps_of(p, t, Tiles::Br, Tiles::Bc / Tiles::cluster) : ForwardMaps{};
+  const ForwardMaps maps = maps_of(p, t, Tiles::Br, Tiles::Bc / Tiles::cluster);
   const Order<int> order = order_of<Tiles>(p, taken);
   if (taken) FA_CUDA_CHECK(cudaMemsetAsync(taken, 0, sizeof *taken, stream));
   const auto kernel = hopper_kernel<Tiles, T>;
@@ -277,12 +269,7 @@ void launch(const Problem& p, const Forward<T>& t, float scale, unsigned* taken,
 template <class T>
 void launch_hopper(const Problem& p, const Forward<T>& t, float scale, unsigned* taken,
                    cudaStream_t stream, bool by_tile) {
-  const bool maps = p.Nk > 0 && p.d % 8 == 0 && has_tensor_map(t.Q, p.B, p.Hq, p.Nq) &&
-                    has_tensor_map(t.K, p.B, p.Hkv, p.Nk) &&
-                    has_tensor_map(t.V, p.B, p.Hkv, p.Nk) && has_tensor_map(t.O, p.B, p.Hq, p.Nq);
-  const auto run = [&](auto with) { with(p, t, scale, maps ? taken : nullptr, stream, by_tile); };
-  if (!maps && p.d <= 64) return run(launch<Carried<64>, T>);
-  if (!maps) return run(p.d <= 128 ? launch<Carried<128>, T> : launch<Carried<256>, T>);
+  const auto run = [&](auto with) { with(p, t, scale, taken, stream, by_tile); };
   // Without a mask neighbouring tiles of a head, of 128 rows, see the same keys.
   const bool pairs = !taken && p.Nk >= 8192 && (p.Nq + 127) / 128 % 2 == 0;
   if (p.d > 128) return run(pairs ? launch<D256Pair, T> : launch<D256, T>);

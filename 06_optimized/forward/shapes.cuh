@@ -7,8 +7,8 @@
 
 namespace fa::optimized {
 
-// What O leaves through: a buffer of its own, the two of V, or, without TMA, none.
-enum class Through { own, V, none };
+// What O leaves through: a buffer of its own, or the two of V.
+enum class Through { own, V };
 
 // `groups` warpgroups of 64 rows each share tiles of Bc keys. All that follows is measured.
 template <int D_, int groups_, int Bc_>
@@ -19,7 +19,6 @@ struct Tiles {
   static constexpr int threads = 128 * (groups + 1);
   static constexpr int loader_registers = groups == 3 ? 32 : 24;
   static constexpr int registers = groups == 3 ? 160 : 240;
-  static constexpr bool tma = true;
   static constexpr bool scale_under_S = D > 128;  // else when O += P V is done
 };
 // O is small: three groups have room, and three rows use each key that arrives.
@@ -63,14 +62,6 @@ struct D128Pair : Tiles<128, 2, 176> {
 };
 struct D256Pair : D256 {
   static constexpr int cluster = 2, loader_registers = 40, registers = 232;
-};
-// Without TMA (bring.cuh).
-template <int D>
-struct Carried : Tiles<D, 2, 64> {
-  static constexpr int Q_buffers = 1;
-  static constexpr Through O = Through::none;
-  static constexpr Branch branch = Branch::none;
-  static constexpr bool tma = false;
 };
 
 // What a block of threads has to do for one tile of queries, number n in the order of order.cuh.

@@ -28,8 +28,8 @@ namespace {
 using namespace optimized;
 
 // The numbered barriers: whose turn it is to issue products, one for each group; a group's own,
-// when it has filled V with zeros; the loader's own, when it has carried a tile.
-constexpr int turn = 1, zeros = 5, carried = 8;
+// when it has filled V with zeros.
+constexpr int turn = 1, zeros = 5;
 
 // As hopper's, with tiles of 64 keys in place of 80: the walk wants registers, too.
 struct D256 : optimized::Tiles<256, 2, 64> {
@@ -73,8 +73,7 @@ struct Shared {
 // Brings tiles as long as there is room for them. K runs one block ahead of V.
 template <class Tiles, bool listed, class T>
 __device__ void load(Shared<Tiles, listed, T>& shared, const ForwardMaps& maps, const Problem& p,
-                     const Pattern& pattern, const Forward<T>& t, const Order<int>& order,
-                     unsigned* taken) {
+                     const Pattern& pattern, const Order<int>& order, unsigned* taken) {
   constexpr int Br = Tiles::Br, Bc = Tiles::Bc;
   Ring<Tiles::Q_buffers> q;
   Ring<Tiles::stages> k, v;
@@ -97,8 +96,7 @@ __device__ void load(Shared<Tiles, listed, T>& shared, const ForwardMaps& maps, 
       if (listed) behind.next();
       wait(&shared.K_free[k.at], k.phase ^ 1);
       if (listed) shared.next[k.at] = behind.tile;
-      bring<Tiles, Bc>(shared.K[k.at], maps.K, t.K, &shared.K_full[k.at], carried, p.Nk, p.d,
-                       j * Bc, hk, task.b);
+      bring<Tiles, Bc>(shared.K[k.at], maps.K, &shared.K_full[k.at], j * Bc, hk, task.b);
       k.next();
     };
     const auto bring_V = [&](int j, bool first) {
@@ -107,8 +105,7 @@ __device__ void load(Shared<Tiles, listed, T>& shared, const ForwardMaps& maps, 
         o.next();
       }
       wait(&shared.V_free[v.at], v.phase ^ 1);
-      bring<Tiles, Bc>(shared.V[v.at], maps.V, t.V, &shared.V_full[v.at], carried, p.Nk, p.d,
-                       j * Bc, hk, task.b);
+      bring<Tiles, Bc>(shared.V[v.at], maps.V, &shared.V_full[v.at], j * Bc, hk, task.b);
       v.next();
     };
     constexpr bool K_first = Tiles::Q_buffers == 1;  // its buffer is free before that of Q
@@ -117,8 +114,7 @@ __device__ void load(Shared<Tiles, listed, T>& shared, const ForwardMaps& maps, 
     wait(&shared.Q_free[q.at], q.phase ^ 1);
     shared.task[q.at] = task;
     if (task.h < 0) break;
-    bring<Tiles, Br>(shared.Q[q.at], maps.Q, t.Q, &shared.Q_full[q.at], carried, p.Nq, p.d, task.i0,
-                     task.h, task.b);
+    bring<Tiles, Br>(shared.Q[q.at], maps.Q, &shared.Q_full[q.at], task.i0, task.h, task.b);
     q.next();
     if (!K_first) bring_K(j);
     for (bool first = true; j >= 0; first = false) {
@@ -315,8 +311,7 @@ __global__ void __launch_bounds__(Tiles::threads, 1)
   __syncthreads();
   if (uniform(threadIdx.x / 128) == 0) {
     give_registers<Tiles::loader_registers>();
-    if (threadIdx.x < 32 && elected())
-      load<Tiles, listed>(shared, maps, p, pattern, t, order, taken);
+    if (threadIdx.x < 32 && elected()) load<Tiles, listed>(shared, maps, p, pattern, order, taken);
   } else {
     take_registers<Tiles::registers>();
     compute<Tiles, listed>(shared, maps, p, pattern, t, scale);

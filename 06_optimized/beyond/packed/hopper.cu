@@ -25,8 +25,8 @@ namespace {
 using namespace optimized;
 
 // The numbered barriers: whose turn it is to issue products, one for each group; a group's own,
-// when it has filled V with zeros or only looked on; the loader's own, when it has carried a tile.
-constexpr int turn = 1, own = 5, carried = 8;
+// when it has filled V with zeros or only looked on.
+constexpr int turn = 1, own = 5;
 
 // What a block of threads has to do for one tile of queries: number n / Hq of the list, a head.
 struct Task {
@@ -72,7 +72,7 @@ struct Shared {
 // Brings tiles as long as there is room for them. K runs one block ahead of V.
 template <class Tiles, class T>
 __device__ void load(Shared<Tiles, T>& shared, const ForwardMaps& maps, const Problem& p,
-                     const Forward<T>& t, const List& list, int* taken) {
+                     const List& list, int* taken) {
   constexpr int Br = Tiles::Br, Bc = Tiles::Bc;
   Ring<Tiles::Q_buffers> q;
   Ring<Tiles::stages> k, v;
@@ -84,8 +84,7 @@ __device__ void load(Shared<Tiles, T>& shared, const ForwardMaps& maps, const Pr
     const int hk = int(p.key_head(max(task.h, 0))), last = task.blocks - 1;
     const auto bring_K = [&](int j) {
       wait(&shared.K_free[k.at], k.phase ^ 1);
-      bring<Tiles, Bc>(shared.K[k.at], maps.K, t.K, &shared.K_full[k.at], carried, p.Nk, p.d,
-                       task.k0 + j * Bc, hk, 0);
+      bring<Tiles, Bc>(shared.K[k.at], maps.K, &shared.K_full[k.at], task.k0 + j * Bc, hk, 0);
       k.next();
     };
     const auto bring_V = [&](int j) {
@@ -94,8 +93,7 @@ __device__ void load(Shared<Tiles, T>& shared, const ForwardMaps& maps, const Pr
         o.next();
       }
       wait(&shared.V_free[v.at], v.phase ^ 1);
-      bring<Tiles, Bc>(shared.V[v.at], maps.V, t.V, &shared.V_full[v.at], carried, p.Nk, p.d,
-                       task.k0 + j * Bc, hk, 0);
+      bring<Tiles, Bc>(shared.V[v.at], maps.V, &shared.V_full[v.at], task.k0 + j * Bc, hk, 0);
       v.next();
     };
     constexpr bool K_first = Tiles::Q_buffers == 1;  // its buffer is free before that of Q
@@ -103,8 +101,7 @@ __device__ void load(Shared<Tiles, T>& shared, const ForwardMaps& maps, const Pr
     wait(&shared.Q_free[q.at], q.phase ^ 1);
     shared.task[q.at] = task;
     if (task.h < 0) break;
-    bring<Tiles, Br>(shared.Q[q.at], maps.Q, t.Q, &shared.Q_full[q.at], carried, p.Nq, p.d,
-                     task.first, task.h, 0);
+    bring<Tiles, Br>(shared.Q[q.at], maps.Q, &shared.Q_full[q.at], task.first, task.h, 0);
     q.next();
     if (!K_first) bring_K(last);
     for (int j = last; j > 0; --j) {
@@ -313,7 +310,7 @@ __global__ void __launch_bounds__(Tiles::threads, 1)
   offsets_or_list_are_done();
   if (uniform(threadIdx.x / 128) == 0) {
     give_registers<Tiles::loader_registers>();
-    if (threadIdx.x < 32 && elected()) load<Tiles>(shared, maps, p, t, list, taken);
+    if (threadIdx.x < 32 && elected()) load<Tiles>(shared, maps, p, list, taken);
   } else {
     take_registers<Tiles::registers>();
     compute<Tiles>(shared, maps, p, t, scale);

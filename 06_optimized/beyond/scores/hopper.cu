@@ -25,8 +25,8 @@ namespace {
 using namespace optimized;
 
 // The numbered barriers: whose turn it is to issue products, one for each group; a group's own,
-// when it has filled V with zeros or only looked on; the loader's own, when it has carried a tile.
-constexpr int turn = 1, own = 5, carried = 8;
+// when it has filled V with zeros or only looked on.
+constexpr int turn = 1, own = 5;
 
 // As hopper's; with the branch 2 to 6 % faster where scores change, by cap or line.
 struct D64 : optimized::D64 {
@@ -63,7 +63,7 @@ struct Shared {
 // Brings tiles as long as there is room for them. K runs one block ahead of V.
 template <class Tiles, class T>
 __device__ void load(Shared<Tiles, T>& shared, const ForwardMaps& maps, const Problem& p,
-                     const Forward<T>& t, const Order<int>& order, unsigned* taken) {
+                     const Order<int>& order, unsigned* taken) {
   constexpr int Br = Tiles::Br, Bc = Tiles::Bc;
   Ring<Tiles::Q_buffers> q;
   Ring<Tiles::stages> k, v;
@@ -83,8 +83,7 @@ __device__ void load(Shared<Tiles, T>& shared, const ForwardMaps& maps, const Pr
     const int hk = int(p.key_head(max(task.h, 0)));
     const auto bring_K = [&](int j) {
       wait(&shared.K_free[k.at], k.phase ^ 1);
-      bring_keys<Tiles>(shared.K[k.at], maps.K, t.K, &shared.K_full[k.at], carried, task.length,
-                        p.d, j * Bc, hk, task.b);
+      bring_keys<Tiles>(shared.K[k.at], maps.K, &shared.K_full[k.at], j * Bc, hk, task.b);
       k.next();
     };
     const auto bring_V = [&](int j) {
@@ -93,8 +92,7 @@ __device__ void load(Shared<Tiles, T>& shared, const ForwardMaps& maps, const Pr
         o.next();
       }
       wait(&shared.V_free[v.at], v.phase ^ 1);
-      bring_keys<Tiles>(shared.V[v.at], maps.V, t.V, &shared.V_full[v.at], carried, task.length,
-                        p.d, j * Bc, hk, task.b);
+      bring_keys<Tiles>(shared.V[v.at], maps.V, &shared.V_full[v.at], j * Bc, hk, task.b);
       v.next();
     };
     constexpr bool K_first = Tiles::Q_buffers == 1;  // its buffer is free before that of Q
@@ -102,8 +100,8 @@ __device__ void load(Shared<Tiles, T>& shared, const ForwardMaps& maps, const Pr
     wait(&shared.Q_free[q.at], q.phase ^ 1);
     shared.task[q.at] = task;
     if (task.h < 0) break;
-    optimized::bring<Tiles, Br>(shared.Q[q.at], maps.Q, t.Q, &shared.Q_full[q.at], carried, p.Nq,
-                                p.d, task.i0, task.h, task.b);
+    optimized::bring<Tiles, Br>(shared.Q[q.at], maps.Q, &shared.Q_full[q.at], task.i0, task.h,
+                                task.b);
     q.next();
     if (!K_first) bring_K(task.blocks - 1);
     for (int j = task.blocks - 1; j > 0; --j) {
@@ -362,7 +360,7 @@ __global__ void __launch_bounds__(Tiles::threads, 1)
   Tiles::cluster > 1 ? sync_cluster() : __syncthreads();
   if (uniform(threadIdx.x / 128) == 0) {
     give_registers<Tiles::loader_registers>();
-    if (threadIdx.x < 32 && elected()) load<Tiles>(shared, maps, p, t, order, taken);
+    if (threadIdx.x < 32 && elected()) load<Tiles>(shared, maps, p, order, taken);
   } else {
     take_registers<Tiles::registers>();
     compute<built>(shared, maps, p, change, t, scale);
