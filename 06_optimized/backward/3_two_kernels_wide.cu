@@ -16,7 +16,7 @@
 // cycles and shared memory 2304: 192 KB of operands, 64 KB that arrive, 32 KB of P. If the seven
 // products of both kernels reach 600 TFLOP/s, 430 are counted.
 //
-// Measured, both kernels, d = 256, N = 4096: 471 TFLOP/s, 1.24 of cuDNN.
+// Measured, both kernels, d = 256, N = 4096: 460 TFLOP/s, 1.21 of cuDNN.
 //
 // hopper_wide.cu has it keep dS for its own second kernel.
 #include "06_optimized/backward/3_two_kernels.cuh"
@@ -144,14 +144,14 @@ __device__ void compute_dk(WideShared<T>& shared, const Maps& maps, const Passed
       hide(P, begin);
     }
     round_to<T>(dS, P);
+    if constexpr (keeps)  // before the product, whose registers they are until it has ended
+      keep(kept_block<T>(passed, head, i * Br, task.j0 / Bc - passed.kept_first), dS, thread / 32,
+           lane);
 
     // dK += dS^T Q
     wgmma_fence();
     multiply_add<T, Br>(dK, dS, shared.Q[at.at]);
     wgmma_commit();
-    if constexpr (keeps)
-      keep(kept_block<T>(passed, head, i * Br, task.j0 / Bc - passed.kept_first), dS, thread / 32,
-           lane);
     at.next();
     if (++i == task.end) i = task.first, ++head;  // the next head
   }

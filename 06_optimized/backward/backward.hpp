@@ -17,7 +17,7 @@
 namespace fa::optimized {
 
 enum class BackwardKernel {
-  best,     // hopper; where it cannot run: swizzle
+  best,     // hopper; where chosen() says so, two_kernels; where neither can run, swizzle
   mma,      // backward/1: stage 05's two kernels on tensor cores, by mma.sync
   swizzle,  // backward/2: cp.async, ldmatrix. The whole contract, from compute capability 8.0 on
   two_kernels,  // backward/3: the two kernels by wgmma and TMA. The whole contract, on 9.0
@@ -65,14 +65,15 @@ struct BackwardOptions {
 // What options.kernel stands for on a GPU of this compute capability (80 for 8.0) with so many SMs,
 // if the copy engine can read and write the tensors. best is two_kernels, and not hopper, if dQ
 // must have the same bits, with a mask and large groups (eight heads at d <= 64, four at d <= 128);
-// and at d > 128 if a part of the keys (most_kept) makes few blocks: less than three for two SMs.
+// and at d > 128 if a part of the keys (most_kept) is small: less than three blocks of 64 keys for
+// two SMs, or less than 1024 keys.
 BackwardKernel chosen(const Problem& p, const BackwardOptions& options, int capability,
                       int processors);
 
 // Device memory that a call needs beside its arguments: 8 bytes for each row of Q and, in kernels
 // that add dQ up, 4 more for each number of it; in turns, 4 more for 4096; a counter. hopper at
-// d > 128: most_kept at most for dS, and those 4 for each number of dQ only if that is not all of
-// it. What it holds before does not matter. Calls that may run at the same time need one each.
+// d > 128: for dS most_kept at most, or what 64 keys need, 128 bytes for each row of Q; and if that
+// is not all of dS, 4 for each number of dQ. What it holds before does not matter. Calls that may run at the same time need one each.
 std::size_t backward_scratch_bytes(const Problem& p, const BackwardOptions& options = {});
 
 // Empty, or a sentence that says why `kernel` cannot take this problem on the current GPU.

@@ -7,9 +7,9 @@
 //
 //   dQ = scale dS K
 //
-// N x N numbers in memory are what FlashAttention is there to avoid. Here they are an exchange: of
-// dS 2 GiB at a time are kept at most (BackwardOptions), and 128 queries, which read it once,
-// multiply each of its numbers 256 times. If there is more of it, the keys come in parts: a part's
+// N x N numbers in memory are what FlashAttention is there to avoid. Here they are an exchange: each
+// is written once and read once, and multiplied with 256 numbers of K; and there are never more of
+// them at a time than BackwardOptions allow. If that is not all, the keys come in parts: a part's
 // dS, then its product, and the sums of dQ wait in fp32 for the next part.
 //
 // Who owns a sum keeps it, as in rung 3: no atomics, the same bits in every run.
@@ -17,6 +17,8 @@
 //   who          what it does                                         waits for     says
 //   a thread     brings K, and dS of both groups, in four buffers     free          full
 //   two groups   dQ of 64 queries each: dS into registers, times K    full          free
+//
+// Measured, d = 256, N = 4096: MEASURED TFLOP/s after 460 of rung 3; with a causal mask MEASURED2 after 422.
 #include <algorithm>
 
 #include "06_optimized/backward/3_two_kernels.cuh"
@@ -115,6 +117,9 @@ __device__ void compute(ProductShared<T>& shared, const Maps& maps, const Proble
   const int warp = thread / 32, lane = threadIdx.x % 32, i = task.i0 + 64 * group;
   const std::int64_t row = (std::int64_t(task.b) * p.Hq + task.h) * passed.rows + i;
 
+  const bool last_part = task.first + passed.kept_tiles >= (p.Nk + Bc - 1) / Bc;
+  if (task.first > 0 && task.last_end() <= task.first && !last_part) return;  // nothing to add
+
   float dQ[D / 2] = {};
   if (task.first > 0) get_sums(dQ, passed, row);
   std::uint32_t dS[Bc / 16][4];
@@ -138,11 +143,13 @@ __device__ void compute(ProductShared<T>& shared, const Maps& maps, const Proble
       multiply_add<T, Bc>(dQ, dS, shared.K[at.at]);
       wgmma_commit();
       wgmma_wait<0>(dQ);
+    } else {
+      sync(own + group, 128);  // its last warp, too, has found this phase
     }
     if (thread == 0) arrive(&shared.free[at.at]);
   }
 
-  if (task.first + passed.kept_tiles < (p.Nk + Bc - 1) / Bc) {
+  if (!last_part) {
     put_sums(passed, row, dQ);
     return;
   }

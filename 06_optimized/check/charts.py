@@ -61,8 +61,8 @@ BACKWARD = Pass(
     ("stage05", "two_kernels", "05, fp32"), "backward/after_the_ladder.md",
     {64: "Between hopper and the same bits lies the wait for one's turn; with a mask it is longer.",
      128: "As at d = 64, but shared memory is the limit now; swizzle shows what it is without Hopper's instructions.",
-     256: "No one kernel has room for three sums here: two kernels run, whose bits are always the same, and two lines "
-          "are one."})
+     256: "No one kernel has room for three sums here: dQ is a product of its own, bits are always the same, and two "
+          "lines are one."})
 FA3 = "FlashAttention-3"
 PEERS = {"cudnn": "cuDNN", "fa2": "FlashAttention-2, PyTorch", "fa3": FA3}
 PEERS_DETERMINISTIC = {"fa3_deterministic": f"{FA3}, the same bits"}  # in tables only

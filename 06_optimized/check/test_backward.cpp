@@ -188,7 +188,8 @@ TEST(BackwardCapability, OfTheBestKernel) {
   }
 }
 
-// For d > 128, where a part of the keys makes few blocks: fewer than 198 on 132 SMs.
+// For d > 128, where a part of the keys makes few blocks, fewer than 198 on 132 SMs, or has fewer
+// than 16 tiles.
 TEST(BackwardCapability, OfTheBestKernelWithFewBlocks) {
   struct Case {
     Int B, Hq, Hkv, N;
@@ -197,11 +198,13 @@ TEST(BackwardCapability, OfTheBestKernelWithFewBlocks) {
   };
   for (const Case& c : {Case{197, 1, 1, 64, 2, BackwardKernel::two_kernels},
                         Case{198, 1, 1, 64, 2, BackwardKernel::hopper},
-                        Case{1, 8, 8, 16384, 2, BackwardKernel::hopper},       // 1024 blocks
-                        Case{1, 8, 2, 16384, 2, BackwardKernel::hopper},       // 256
-                        Case{1, 8, 2, 16384, 1, BackwardKernel::two_kernels},  // 128
-                        Case{1, 8, 1, 16384, 2, BackwardKernel::two_kernels},  // 128
-                        Case{1, 8, 1, 16384, 4, BackwardKernel::hopper}}) {    // 256
+                        Case{1, 8, 8, 16384, 2, BackwardKernel::hopper},            // 1024 blocks
+                        Case{1, 8, 2, 16384, 2, BackwardKernel::hopper},            // 256
+                        Case{1, 8, 2, 16384, 1, BackwardKernel::two_kernels},       // 128
+                        Case{1, 8, 1, 16384, 2, BackwardKernel::two_kernels},       // 128
+                        Case{1, 8, 1, 16384, 4, BackwardKernel::hopper},            // 256
+                        Case{8, 32, 32, 4096, 2, BackwardKernel::hopper},           // 16 tiles
+                        Case{16, 32, 32, 4096, 2, BackwardKernel::two_kernels}}) {  // 8
     Problem p;
     p.B = c.B, p.Hq = c.Hq, p.Hkv = c.Hkv, p.Nq = p.Nk = c.N, p.d = 256;
     BackwardOptions options;
@@ -395,6 +398,10 @@ TEST_F(GpuBackward, KeepsAsMuchAsItMay) {
     EXPECT_EQ(all.verdict(), "") << s.name();
     EXPECT_EQ(optimized::backward_scratch_bytes(s.p, {BackwardKernel::hopper}),
               statistics + 6 * tile);
+    BackwardCase<bf16> seven(s);  // products: dK and dV are made alike
+    run(seven, BackwardKernel::two_kernels);
+    EXPECT_EQ(same_bits("dK", seven.dK, all.dK), "") << s.name();
+    EXPECT_EQ(same_bits("dV", seven.dV, all.dV), "") << s.name();
     // Of six tiles of keys: one at a time; one, since two do not fit; three and three, where four
     // would fit; all.
     for (const auto& [most, tiles] : {std::pair<std::size_t, std::size_t>{0, 1},

@@ -205,9 +205,10 @@ template <class T>
 std::size_t scratch_bytes(const Problem& p) {
   check_problem(who, p, widest<T>);
   if constexpr (is_half<T>) {
-    // Room for either kernel: LSE2, D, and on 9.0 hopper's sums, turns and counter.
-    const auto kernel = optimized::device_capability() == 90 ? optimized::BackwardKernel::hopper
-                                                             : optimized::BackwardKernel::swizzle;
+    // Room for either kernel: LSE2, D, and on 9.0, up to d = 128, hopper's sums, turns and counter.
+    const bool hopper = p.d <= 128 && optimized::device_capability() == 90;
+    const auto kernel =
+        hopper ? optimized::BackwardKernel::hopper : optimized::BackwardKernel::swizzle;
     return optimized::backward_scratch_bytes(p, {kernel, true});
   }
   return sizeof(float) * std::size_t(p.B * p.Hq * p.Nq);
