@@ -73,7 +73,8 @@ BackwardKernel chosen(const Problem& p, const BackwardOptions& options, int capa
 // Device memory that a call needs beside its arguments: 8 bytes for each row of Q and, in kernels
 // that add dQ up, 4 more for each number of it; in turns, 4 more for 4096; a counter. hopper at
 // d > 128: for dS most_kept at most, or what 64 keys need, 128 bytes for each row of Q; and if that
-// is not all of dS, 4 for each number of dQ. What it holds before does not matter. Calls that may run at the same time need one each.
+// is not all of dS, 4 for each number of dQ. What it holds before does not matter. Calls that may
+// run at the same time need one each.
 std::size_t backward_scratch_bytes(const Problem& p, const BackwardOptions& options = {});
 
 // Empty, or a sentence that says why `kernel` cannot take this problem on the current GPU.

@@ -7,10 +7,10 @@
 //
 //   dQ = scale dS K
 //
-// N x N numbers in memory are what FlashAttention is there to avoid. Here they are an exchange: each
-// is written once and read once, and multiplied with 256 numbers of K; and there are never more of
-// them at a time than BackwardOptions allow. If that is not all, the keys come in parts: a part's
-// dS, then its product, and the sums of dQ wait in fp32 for the next part.
+// N x N numbers in memory are what FlashAttention is there to avoid. Here they are an exchange:
+// each is written once and read once, and multiplied with 256 numbers of K; and there are never
+// more of them at a time than BackwardOptions allow. If that is not all, the keys come in parts: a
+// part's dS, then its product, and the sums of dQ wait in fp32 for the next part.
 //
 // Who owns a sum keeps it, as in rung 3: no atomics, the same bits in every run.
 //

@@ -198,8 +198,8 @@ template <class T>
 std::size_t scratch_bytes(const Problem& p) {
   check_sizes<T>(p);
   if constexpr (is_half<T>) {
-    // Room for either kernel: LSE2, D, and on 9.0 hopper's sums, turns and counter (at d > 128, for a
-    // plain mask alone, its dS). By name: with a mask and large groups the stage's best in turns is
+    // Room for either kernel: LSE2, D, and on 9.0 hopper's sums, turns and counter (at d > 128 its
+    // dS, for a plain mask). By name: with a mask and large groups the stage's best in turns is
     // another one.
     const auto kernel = optimized::device_capability() == 90 ? optimized::BackwardKernel::hopper
                                                              : optimized::BackwardKernel::swizzle;

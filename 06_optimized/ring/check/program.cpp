@@ -455,8 +455,8 @@ class Measured {
     const auto known = wholes_.find(problem.str());
     if (known != wholes_.end()) return known->second;
     if (leads()) {
-      // Beside the tensors the backward wants scratch: four bytes a number of dQ, and some more. (Where
-      // 06 keeps dS, at d > 128, up to 2 GiB more.)
+      // Beside the tensors the backward wants scratch: four bytes a number of dQ, and some more
+      // (where 06 keeps dS, at d > 128, up to 2 GiB more).
       const double wanted = Tensors<T>::bytes_of(p_, pass.backward) +
                             (pass.backward ? double(p_.Hq * p_.Nq * (p_.d + 4)) * 4 : 0);
       const double there = double(machine_.free_bytes());
