@@ -1059,6 +1059,46 @@ def order() -> None:
 # ---------------------------------------------------------------- the backward
 
 
+def two_sums(p: Picture) -> None:
+    """Four of the backward's five products, and where their sums lie."""
+    p.text(150, 66, "two products …", 13, "middle", bold=True)
+    p.text(345, 66, "… and their P, dS …", 13, "middle", bold=True)
+    p.text(607, 66, "… into three sums", 13, "middle", bold=True)
+    for y, first, second, score, weight, into, sum_ in (
+        (82.0, "K_j", "Q_i", "Sᵀ", "Pᵀ", "dO_i", "dV_j"),
+        (162.0, "V_j", "dO_i", "dPᵀ", "dSᵀ", "Q_i", "dK_j"),
+    ):
+        p.box(24, y, 56, 40, PURPLE, 0.3, first, 14)
+        p.text(90, y + 25, "·", 16, "middle")
+        p.box(100, y, 56, 40, PURPLE, 0.3, second, 14)
+        p.arrow(160, y + 20, 192, y + 20)
+        p.box(196, y, 56, 40, BLUE, 0.35, score, 14)
+        p.arrow(256, y + 20, 312, y + 20)
+        p.box(316, y, 56, 40, BLUE, 0.35, weight, 14)
+        a_sum(p, y, into, sum_, BLUE, "registers", "all queries, one owner")
+    p.text(284, 96, "exp", 11, "middle", fill=MUTED)
+    p.text(284, 120, "LSE_i", 11, "middle", fill=MUTED)
+    p.text(284, 176, "dP − D_i", 11, "middle", fill=MUTED)
+    p.text(284, 200, "times P", 11, "middle", fill=MUTED)
+    p.arrow(344, 126, 344, 158)
+
+
+def a_sum(p: Picture, y: float, into: str, sum_: str, colour: str, where: str, whose: str) -> None:
+    """What stands left of it times `into`."""
+    p.text(386, y + 25, "·", 16, "middle")
+    p.box(398, y, 56, 40, PURPLE, 0.3, into, 14)
+    p.arrow(460, y + 20, 506, y + 20)
+    p.box(510, y, 64, 40, colour, 0.6, "+ " + sum_, 14)
+    p.text(584, y + 17, where, 12)
+    p.text(584, y + 33, whose, 11, fill=MUTED)
+
+
+def where(p: Picture, y: float, *kinds: tuple[float, str, str]) -> None:
+    for x, colour, words in kinds:
+        p.box(x, y, 16, 13, colour, 0.5)
+        p.text(x + 22, y + 11, words, 12)
+
+
 def backward_owners() -> None:
     p = Picture(
         "backward_owners",
@@ -1069,43 +1109,12 @@ def backward_owners() -> None:
         "One step of rungs 4 to 9: five products, three sums",
         366,
     )
-    p.text(150, 66, "two products …", 13, "middle", bold=True)
-    p.text(345, 66, "… and their P, dS …", 13, "middle", bold=True)
-    p.text(607, 66, "… into three sums", 13, "middle", bold=True)
-    for y, first, second, score, weight, into, sum_, note in (
-        (82.0, "K_j", "Q_i", "Sᵀ", "Pᵀ", "dO_i", "dV_j", "all queries, one owner"),
-        (162.0, "V_j", "dO_i", "dPᵀ", "dSᵀ", "Q_i", "dK_j", "all queries, one owner"),
-    ):
-        p.box(24, y, 56, 40, PURPLE, 0.3, first, 14)
-        p.text(90, y + 25, "·", 16, "middle")
-        p.box(100, y, 56, 40, PURPLE, 0.3, second, 14)
-        p.arrow(160, y + 20, 192, y + 20)
-        p.box(196, y, 56, 40, BLUE, 0.35, score, 14)
-        p.arrow(256, y + 20, 312, y + 20)
-        p.box(316, y, 56, 40, BLUE, 0.35, weight, 14)
-        p.text(386, y + 25, "·", 16, "middle")
-        p.box(398, y, 56, 40, PURPLE, 0.3, into, 14)
-        p.arrow(460, y + 20, 506, y + 20)
-        p.box(510, y, 64, 40, BLUE, 0.6, "+ " + sum_, 14)
-        p.text(584, y + 17, "registers", 12)
-        p.text(584, y + 33, note, 11, fill=MUTED)
-    p.text(284, 96, "exp", 11, "middle", fill=MUTED)
-    p.text(284, 120, "LSE_i", 11, "middle", fill=MUTED)
-    p.text(284, 176, "dP − D_i", 11, "middle", fill=MUTED)
-    p.text(284, 200, "times P", 11, "middle", fill=MUTED)
-    p.arrow(344, 126, 344, 158)
+    two_sums(p)
     p.arrow(344, 206, 344, 238)
     p.text(352, 226, "transposed, for all of the block's keys", 11, fill=MUTED)
     p.box(316, 242, 56, 40, PURPLE, 0.3, "dS", 14)
-    p.text(386, 267, "·", 16, "middle")
-    p.box(398, 242, 56, 40, PURPLE, 0.3, "K_j", 14)
-    p.arrow(460, 262, 506, 262)
-    p.box(510, 242, 64, 40, ORANGE, 0.55, "+ dQ_i", 14)
-    p.text(584, 259, "memory, added up in L2", 12)
-    p.text(584, 275, "all keys: a piece from every block", 11, fill=MUTED)
-    for x, colour, words in ((24, PURPLE, "shared memory"), (160, BLUE, "registers"), (264, ORANGE, "L2 cache")):
-        p.box(x, 308, 16, 13, colour, 0.5)
-        p.text(x + 22, 319, words, 12)
+    a_sum(p, 242, "K_j", "dQ_i", ORANGE, "memory, added up in L2", "a piece from each block")
+    where(p, 308, (24, PURPLE, "shared memory"), (160, BLUE, "registers"), (264, ORANGE, "L2 cache"))
     p.text(
         24,
         350,
@@ -1114,6 +1123,34 @@ def backward_owners() -> None:
         12,
         fill=MUTED,
     )
+    p.write()
+
+
+def backward_kept() -> None:
+    p = Picture(
+        "backward_kept",
+        "dS is kept, and dQ is a product of it",
+        "The first kernel owns keys. S and dP are products of a tile of queries and a tile of keys; P goes from registers"
+        " into dV, dS from registers into dK, and dS also into memory, as the registers hold it. The second kernel owns"
+        " queries: it brings dS and K, transposes dS on its way into registers, and adds their product to dQ in registers.",
+        "d > 128: two kernels, five products, three owners",
+        446,
+    )
+    p.box(14, 48, 732, 180, GREY, dashed=True)
+    two_sums(p)
+    p.text(28, 220, "the owner of keys", 12, bold=True)
+    p.arrow(344, 206, 344, 256)
+    p.text(352, 246, "as the registers hold it", 11, fill=MUTED)
+    p.box(296, 260, 96, 40, ORANGE, 0.5, "dSᵀ, kept", 13)
+    p.text(402, 277, "in memory: a tile of 64 × 64 is 8 KiB,", 11, fill=MUTED)
+    p.text(402, 293, "written once and read once", 11, fill=MUTED)
+    p.box(14, 318, 732, 76, GREY, dashed=True)
+    p.arrow(344, 304, 344, 332)
+    p.text(352, 315, "transposed", 11, fill=MUTED)
+    p.box(316, 336, 56, 40, BLUE, 0.35, "dS", 14)
+    a_sum(p, 336, "K_j", "dQ_i", BLUE, "registers", "all keys, one owner")
+    p.text(28, 361, "the owner of queries", 12, bold=True)
+    where(p, 412, (24, PURPLE, "shared memory"), (160, BLUE, "registers"), (264, ORANGE, "memory"))
     p.write()
 
 
@@ -1479,6 +1516,7 @@ def main() -> None:
         persistent,
         order,
         backward_owners,
+        backward_kept,
         backward_roof,
         backward_steps,
         backward_block,
