@@ -60,8 +60,8 @@ const Rung* rungs(std::size_t& count);  // in the order of the ladder
 const char* name(Kernel kernel);
 
 // Who runs where; `here` is a GPU's compute capability, 80 for 8.0. The kernel that `best` stands
-// for (any other stands for itself), and why `who`, built for `wanted` (80: and later; 90:
-// alone), cannot run: a sentence, or empty.
+// for (any other stands for itself; hopper hands to fa2 what the copy engine cannot read), and why
+// `who`, built for `wanted` (80: and later; 90: alone), cannot run: a sentence, or empty.
 Kernel chosen(Kernel kernel, int here);
 std::string wrong_capability(const std::string& who, int wanted, int here);
 int device_capability();  // of the current GPU
