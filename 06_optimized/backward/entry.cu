@@ -232,7 +232,7 @@ BackwardKernel backward(const Problem& p, const Backward<T>& t, const BackwardOp
     const std::string why_not = unsupported(p, t, options.kernel);
     require(why_not.empty(), "optimized: ", why_not);
     BackwardKernel kernel = chosen_here(p, options);
-    require(!options.deterministic || rung(kernel).deterministic || keeps_dS(p, kernel) ||
+    require(!options.deterministic || rung(kernel).deterministic || !adds_up_dQ(p, kernel) ||
                 takes_turns(p, kernel, options),
             "optimized: the backward's ", name(kernel),
             " adds dQ up in an order that varies; deterministic wants another kernel");

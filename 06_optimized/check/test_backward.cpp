@@ -266,7 +266,7 @@ TEST(BackwardCapability, ThatARungWants) {
 }
 
 TEST_F(GpuBackward, SaysWhichKernelItChose) {
-  for (Int d : {8, 64, 128, 200}) {
+  for (Int d : {8, 64, 128, 200, 250}) {
     BackwardCase<bf16> c(spec(65, 130, d, Causal::top_left));
     for (bool deterministic : {false, true}) {
       EXPECT_EQ(run(c, {BackwardKernel::best, deterministic}), best_here(c.p));

@@ -1133,7 +1133,7 @@ def backward_kept() -> None:
         "The first kernel owns keys. S and dP are products of a tile of queries and a tile of keys; P goes from registers"
         " into dV, dS from registers into dK, and dS also into memory, as the registers hold it. The second kernel owns"
         " queries: it brings dS and K, transposes dS on its way into registers, and adds their product to dQ in registers.",
-        "d > 128: two kernels, five products, three owners",
+        "d > 128: two kernels, five products, two owners",
         446,
     )
     p.box(14, 48, 732, 180, GREY, dashed=True)
