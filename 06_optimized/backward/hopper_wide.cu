@@ -1,7 +1,7 @@
 // The backward's product for 128 < d <= 256, on 9.0: five products, as for smaller d.
 //
-// The idea: at d = 256 dK and dV of 64 keys fill the registers of a block, so dQ, which wants dS of
-// that block, finds no room there; rung 3 makes S and dP a second time, in a kernel that owns
+// The idea: at d = 256 dK and dV of 64 keys take half of the registers of both groups, so dQ finds
+// no room beside scores and operands; rung 3 makes S and dP a second time, in a kernel that owns
 // queries. But a warpgroup of 3_two_kernels_wide.cu holds dS, rounded, and may keep it: in memory,
 // two bytes a score. What is left of the second kernel is one product, over all keys:
 //

@@ -9,6 +9,7 @@
 #include <stdexcept>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include "common/judge/cases.hpp"
 #include "common/judge/stage.hpp"
@@ -65,6 +66,17 @@ inline std::string in_a_new_thread(const std::function<void()>& f) {
     }
   }).join();
   return words;
+}
+
+// What TMA cannot read: rows that begin between multiples of 16 bytes, or that run backwards.
+inline std::vector<Spec> not_for_the_copy_engine() {
+  using Order = Layout::Order;
+  std::vector<Spec> all(4, spec(65, 130, 64, Causal::bottom_right));
+  all[0].layout = {Order::BHND, 0, 1};
+  all[1].layout = {Order::BHND, 1, 0};
+  all[2].layout = {Order::BHND, 0, 0, true};
+  all[3].p.d = 13;
+  return all;
 }
 
 // The words in which f refuses its arguments.
